@@ -1,0 +1,77 @@
+"""What a policy is told. It learns from nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.types import Choice, Load, Outcome, Replica, Request, State, Usage
+
+
+@dataclass(slots=True)
+class Routed:
+    """A choice was carried out: a lease is open."""
+
+    at: float
+    request: Request
+    choice: Choice
+
+
+@dataclass(slots=True)
+class FirstToken:
+    """The first byte of the answer arrived."""
+
+    at: float
+    request: Request
+    replica: Replica
+    waited_s: float
+    """Seconds since it was routed."""
+
+
+@dataclass(slots=True)
+class Finished:
+    """A lease was closed."""
+
+    at: float
+    request: Request
+    replica: Replica
+    outcome: Outcome
+    usage: Usage | None
+
+
+@dataclass(slots=True)
+class ReplicaAdded:
+    at: float
+    replica: Replica
+
+
+@dataclass(slots=True)
+class ReplicaRemoved:
+    at: float
+    replica: Replica
+
+
+@dataclass(slots=True)
+class ReplicaChanged:
+    """Its state changed from `was` to `replica.state`."""
+
+    at: float
+    replica: Replica
+    was: State
+
+
+@dataclass(slots=True)
+class LoadReported:
+    at: float
+    replica: Replica
+    load: Load
+
+
+@dataclass(slots=True)
+class CacheCleared:
+    """Its KV cache is empty: it restarted, or was flushed."""
+
+    at: float
+    replica: Replica
+
+
+Event = Routed | FirstToken | Finished | ReplicaAdded | ReplicaRemoved | ReplicaChanged | LoadReported | CacheCleared

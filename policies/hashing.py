@@ -1,0 +1,34 @@
+"""Rendezvous order: every router ranks the replicas of a key alike, with no state to share.
+
+Highest random weight hashing (Thaler & Ravishankar 1998), with the logarithmic weighting of
+Schindelhauer & Schomaker 2005: a replica's score is -w / ln(u), u uniform in (0, 1) from the hash of
+(key, replica id). When a replica leaves, only its keys move; a replica that joins takes only its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import log
+
+from xxhash import xxh3_64_intdigest
+
+from policies.types import Replica
+
+_SCALE = 1.0 / (1 << 53)
+
+
+def uniform(key: bytes, salt: str) -> float:
+    """A number in (0, 1) drawn by hashing `key` with `salt`."""
+    return ((xxh3_64_intdigest(key + b"\x00" + salt.encode()) >> 11) + 0.5) * _SCALE
+
+
+def score(key: bytes, replica: Replica) -> float:
+    """The replica's rendezvous score for the key; the highest wins. Weight 0 or less never wins over more."""
+    if replica.weight <= 0.0:
+        return 0.0
+    return -replica.weight / log(uniform(key, replica.id))
+
+
+def rendezvous(key: bytes, candidates: Iterable[Replica]) -> Replica:
+    """The candidate that ranks first for the key. Raises ValueError when there is none."""
+    return max(candidates, key=lambda r: (score(key, r), r.id))

@@ -1,0 +1,202 @@
+"""The plain values that pass between a driver, the Balancer and a policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Flag, StrEnum, auto
+
+
+class Reason(StrEnum):
+    """Why a replica was chosen. A closed set: metric label, log field, header and explain output alike."""
+
+    HOME = "home"
+    """The session's KV cache is there."""
+    NEW = "new"
+    """Nothing is known of the session: placed by expected wait."""
+    HOME_LOST = "home_lost"
+    """The session's home cannot take it (gone, ejected, draining, cache cleared, or failed just now)."""
+    NO_SESSION = "no_session"
+    """The request names no session and none could be derived: placed by load."""
+    HASH = "hash"
+    """A pure function of the key and the fleet."""
+    ROTATION = "rotation"
+    """Its turn."""
+    RANDOM = "random"
+    """Drawn by lot."""
+    LEAST_LOADED = "least_loaded"
+    """Fewest requests in flight."""
+
+
+class Needs(Flag):
+    """What a policy wants to know of a request. The driver looks no further than that."""
+
+    NOTHING = 0
+    SESSION = auto()
+    """The affinity key; from headers, else from the body."""
+    FINGERPRINT = auto()
+    """The conversation's fingerprint: the body's head is looked at in every request."""
+    BLOCKS = auto()
+    """Chained hashes of the raw body's blocks."""
+
+
+class State(StrEnum):
+    """Whether a replica may be sent requests."""
+
+    READY = "ready"
+    DRAINING = "draining"
+    """Finishes what it has; gets nothing new."""
+    EJECTED = "ejected"
+    """Failing or not answering; gets nothing until it is seen well again."""
+
+
+@dataclass(slots=True)
+class Load:
+    """What an engine last said of itself. Absent numbers are None, never zero: unknown is not idle."""
+
+    at: float
+    """When it was said, seconds of the driver's clock."""
+    running: int | None = None
+    """Requests in the running batch."""
+    waiting: int | None = None
+    """Requests queued in the engine."""
+    waiting_tokens: int | None = None
+    """Prompt tokens queued that are not in its cache."""
+    used_tokens: int | None = None
+    """KV tokens in use by running requests."""
+    capacity_tokens: int | None = None
+    """KV tokens that fit its GPU memory."""
+    host_capacity_tokens: int | None = None
+    """KV tokens that fit its host tier."""
+    prefill_tokens_per_s: float | None = None
+    """Measured prefill speed."""
+    own_running: int = 0
+    """Our own requests there when it was said, so that others' can be told apart."""
+    own_tokens: int = 0
+    """Our own unprefilled tokens there when it was said."""
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One engine, as the core sees it. Identity is the object: a replica that leaves and returns is a new one."""
+
+    id: str
+    """Stable name, equal on all routers and across restarts: the URL unless configured."""
+    weight: float = 1.0
+    """Share of traffic relative to others, for policies that honour it."""
+    address: object = None
+    """What the driver reaches it by. The core never looks inside."""
+    state: State = State.READY
+    since: float = 0.0
+    """When it joined, or its KV cache was last seen to be empty, in seconds: older residency does not count."""
+    in_flight: int = 0
+    """Leases open on it. Only Lease changes it."""
+    prefill_tokens: int = 0
+    """Estimated tokens of open leases that await their first token. Only Lease changes it."""
+    load: Load | None = None
+    """The engine's last report, None until there is one."""
+    served: int = 0
+    """Leases ever opened on it."""
+
+
+@dataclass(slots=True)
+class Home:
+    """Where a conversation's KV cache was last seen."""
+
+    replica_id: str
+    tokens: int
+    """Tokens resident there after the last turn: prompt plus completion when reported, else estimated."""
+    last_use: float
+    """Seconds of the driver's clock."""
+    fingerprint: int = 0
+    """The conversation's fingerprint, 0 when it was not looked at."""
+
+
+@dataclass(slots=True)
+class Resident:
+    """A candidate that holds KV of the request's session."""
+
+    replica: Replica
+    tokens: int
+    same_conversation: bool
+    """Whether the fingerprints agree, so that the tokens are a prefix of this very prompt."""
+
+
+@dataclass(slots=True)
+class Request:
+    """What is known of a request when it must be placed."""
+
+    key: bytes | None = None
+    """Affinity key: digest of session (and agent), or of the conversation. None: nothing to hold on to."""
+    parent: bytes | None = None
+    """Key of the session or agent that spawned this one."""
+    fingerprint: int = 0
+    prompt_tokens: int = 0
+    """Estimated prompt size."""
+    blocks: tuple[int, ...] = ()
+    residents: tuple[Resident, ...] = ()
+    """Set by the Balancer: this conversation's home first, then the session's others by last use. Only candidates."""
+    known: bool = False
+    """Set by the Balancer: the session had a home, whether or not it can be used now."""
+    failed: tuple[Replica, ...] = ()
+    """Replicas already tried for this request; never candidates again."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """A policy's answer."""
+
+    replica: Replica
+    reason: Reason
+    wait_s: float = 0.0
+    """Expected seconds until its first token, as far as the policy reckons in seconds."""
+    resident_tokens: int = 0
+    """Prompt tokens believed to be in its KV cache already."""
+
+
+class Cause(StrEnum):
+    """Who ended a request."""
+
+    DONE = "done"
+    CLIENT = "client"
+    UPSTREAM = "upstream"
+    TIMEOUT = "timeout"
+    ROUTER = "router"
+
+
+class Phase(StrEnum):
+    """How far a request had come when it ended."""
+
+    REQUEST = "request"
+    """Receiving it."""
+    QUEUE = "queue"
+    CONNECT = "connect"
+    HEADERS = "headers"
+    """Sent; nothing of the answer passed on yet."""
+    BODY = "body"
+    """The answer was being passed on, or was complete."""
+
+
+@dataclass(slots=True, frozen=True)
+class Outcome:
+    """How a request ended: HAProxy's grid of termination states, in words."""
+
+    cause: Cause
+    phase: Phase
+
+
+@dataclass(slots=True)
+class Usage:
+    """What an engine reported of one answer, in tokens. None: not reported."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """A policy's own state for people to look at."""
+
+    policy: str
+    parameters: dict[str, object] = field(default_factory=dict)
+    state: dict[str, object] = field(default_factory=dict)
