@@ -1,0 +1,294 @@
+"""One connection to a replica: sends a request, parses the answer, relays its body."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import httptools
+
+from router.proxy.headers import Header, named_in_connection
+
+if TYPE_CHECKING:
+    from router.proxy.exchange import Exchange
+    from router.proxy.upstream import Upstream
+
+MAX_HEAD_BYTES = 262_144
+"""Of an answer; a replica whose head is larger is not speaking sense."""
+MAX_INTERIM = 32
+"""1xx answers before a final one; more is a flood."""
+TAIL_READS = 4
+TAIL_READ_BYTES = 4096
+"""The last reads of an answer that are kept, and how much of each: usage comes in the last two events."""
+
+_whole_chunk = re.compile(rb"([1-9a-fA-F][0-9a-fA-F]{0,7})\r\n").match
+"""The size line of a chunk that is neither the last one nor has extensions."""
+
+_NOTHING: frozenset[bytes] = frozenset()
+
+
+def _nowhere(data: bytes) -> None:
+    raise RuntimeError("relaying without a client")
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """The upstream half of the pair. Its exchange decides; this parses and passes bytes on."""
+
+    __slots__ = (
+        "_at_boundary",
+        "_interims",
+        "_parser",
+        "_paused",
+        "_poisoned",
+        "alive",
+        "chunked",
+        "complete",
+        "connection_values",
+        "delimited",
+        "exchange",
+        "fast",
+        "fragments",
+        "head_bytes",
+        "headed",
+        "headers",
+        "idle_since",
+        "interim",
+        "keep_alive",
+        "phrase",
+        "received",
+        "relayed",
+        "relaying",
+        "reused",
+        "status",
+        "tail",
+        "transport",
+        "unsound",
+        "upstream",
+        "write",
+    )
+
+    def __init__(self, upstream: Upstream) -> None:
+        self.upstream = upstream
+        self.transport: asyncio.Transport | None = None
+        self.alive = False
+        self.idle_since = 0.0
+        self.reused = False
+        self.exchange: Exchange | None = None
+        self._paused = False
+        self._reset()
+        self._parser = httptools.HttpResponseParser(self)
+
+    def _reset(self) -> None:
+        self.status = 0
+        self.phrase = b""
+        self.headers: list[Header] = []
+        self.connection_values: list[bytes] = []
+        self.head_bytes = 0
+        self.headed = False
+        self.complete = False
+        self.chunked = False
+        self.delimited = False
+        """Whether the end of the body is told by length or chunks; otherwise only by the connection's end."""
+        self.unsound: str | None = None
+        """Why the answer cannot be passed on, if it cannot."""
+        self.keep_alive = False
+        self.interim: list[tuple[int, bytes, list[Header]]] = []
+        self.fragments: list[bytes] = []
+        self.received = 0
+        """Bytes parsed."""
+        self.relayed = 0
+        """Bytes passed on unparsed."""
+        self.tail: deque[bytes] = deque(maxlen=TAIL_READS)
+        self.fast = False
+        self.relaying = False
+        """Set by the exchange when every further whole chunk may be written to the client as it is."""
+        self._at_boundary = False
+        self._poisoned = False
+        self._interims = 0
+        self.write: Callable[[bytes], None] = _nowhere
+        """The client's transport, once relaying."""
+
+    # Towards the replica
+
+    def send(self, exchange: Exchange, parts: list[bytes]) -> None:
+        """Send a request: head and body, as they are."""
+        assert self.transport is not None
+        self.exchange = exchange
+        if len(parts) == 1:
+            self.transport.write(parts[0])
+        else:
+            self.transport.writelines(parts)
+
+    def release(self, now: float) -> None:
+        """The answer is complete: keep the connection if it can serve again."""
+        self.exchange = None
+        transport = self.transport
+        assert transport is not None
+        if (
+            self.keep_alive
+            and self.alive
+            and not self._poisoned
+            and not transport.is_closing()
+            and self.upstream.idle_s > 0
+            and transport.get_write_buffer_size() == 0
+        ):
+            self.resume()
+            self.reused = True
+            self._reset()
+            self.upstream.put(self, now)
+        else:
+            transport.close()
+
+    def close(self) -> None:
+        """Break off at once, whatever is under way."""
+        self.exchange = None
+        self.alive = False
+        if self.transport is not None:
+            self.transport.abort()
+
+    def pause(self) -> None:
+        """The client does not keep up: stop reading from the replica."""
+        if not self._paused and self.transport is not None and not self.transport.is_closing():
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """The client caught up."""
+        if self._paused and self.transport is not None and not self.transport.is_closing():
+            self._paused = False
+            self.transport.resume_reading()
+
+    @property
+    def hop(self) -> frozenset[bytes]:
+        """Headers that the answer's `connection` header keeps to this hop."""
+        return named_in_connection(self.connection_values)
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        self.alive = True
+
+    def data_received(self, data: bytes) -> None:
+        if self.fast:
+            # One read, one whole chunk: the bytes go on as they came. Everything else is parsed.
+            match = _whole_chunk(data)
+            if match is not None and match.end() + int(match[1], 16) + 2 == len(data) and data.endswith(b"\r\n"):
+                self.relayed += len(data)
+                self.tail.append(data if len(data) <= TAIL_READ_BYTES else data[-TAIL_READ_BYTES:])
+                self.write(data)
+                return
+            self.fast = False
+        self._parse(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.alive = False
+        exchange = self.exchange
+        if exchange is None:
+            return
+        self.exchange = None
+        if exc is None and self.headed and not self.delimited and not self.complete and self.unsound is None:
+            self.complete = True
+            exchange.on_data(self)
+        else:
+            exchange.upstream_lost(self)
+
+    def pause_writing(self) -> None:
+        """The request is held whole and written whole: there is nobody to hold back."""
+
+    def resume_writing(self) -> None:
+        pass
+
+    def _parse(self, data: bytes) -> None:
+        exchange = self.exchange
+        if exchange is None:
+            self.close()  # nothing was asked: whatever this is, the connection cannot be trusted
+            return
+        self.received += len(data)
+        self.tail.append(data if len(data) <= TAIL_READ_BYTES else data[-TAIL_READ_BYTES:])
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self.unsound = "it switches protocols"
+        except httptools.HttpParserError as error:
+            if self.complete:
+                self._poisoned = True
+            else:
+                self.unsound = str(error) or type(error).__name__
+        if not self.headed and self.unsound is None:
+            self.head_bytes += len(data)
+            if self.head_bytes > MAX_HEAD_BYTES:
+                self.unsound = "its head is too large"
+            elif not self.interim:
+                return
+        exchange.on_data(self)
+        self.fast = self.relaying and self._at_boundary and data.endswith(b"\r\n") and self.exchange is exchange
+
+    # httptools callbacks: they only take note
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            self._poisoned = True
+
+    def on_status(self, phrase: bytes) -> None:
+        if not self._poisoned:
+            self.phrase += phrase
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.headed or self._poisoned:
+            return  # trailers are dropped
+        lower = name.lower()
+        if lower == b"connection":
+            self.connection_values.append(value)
+        elif lower == b"transfer-encoding":
+            self.chunked = True
+            if value.strip().lower() != b"chunked":
+                self.unsound = "its transfer coding is not plain chunked"
+        elif lower == b"content-length":
+            self.delimited = True
+        self.headers.append((lower, name, value))
+
+    def on_headers_complete(self) -> None:
+        if self._poisoned:
+            return
+        status = self._parser.get_status_code()
+        if 100 <= status < 200:
+            if status == 101:
+                self.unsound = "it switches protocols"
+            self._interims += 1
+            if self._interims > MAX_INTERIM:
+                self.unsound = "it sends 1xx answers without end"
+            self.interim.append((status, self.phrase, self.headers))
+            self.headers = []
+            self.connection_values = []
+            self.phrase = b""
+            return
+        self.status = status
+        self.headed = True
+        assert self.exchange is not None
+        if self.chunked or status in (204, 304) or self.exchange.head_only:
+            self.delimited = True
+        if self.exchange.head_only:
+            # The parser cannot be told that no body follows: this message ends here, and a new parser begins.
+            self.keep_alive = self._parser.should_keep_alive()
+            self.complete = True
+            self._parser = httptools.HttpResponseParser(self)
+
+    def on_body(self, body: bytes) -> None:
+        if not self._poisoned and not self.complete:
+            self.fragments.append(body)
+
+    def on_chunk_header(self) -> None:
+        self._at_boundary = False
+
+    def on_chunk_complete(self) -> None:
+        self._at_boundary = True
+
+    def on_message_complete(self) -> None:
+        if not self.headed or self._poisoned or self.complete:
+            return  # a 1xx answer, or more than was asked for
+        self.complete = True
+        self.keep_alive = self._parser.should_keep_alive()

@@ -1,0 +1,371 @@
+"""One client connection: parses requests, keeps answers in order, ends when the client does."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import httptools
+
+from policies.types import Phase
+from router import errors
+from router.errors import Refusal
+from router.proxy.exchange import Exchange
+from router.proxy.headers import request_id
+
+if TYPE_CHECKING:
+    from router.proxy.proxy import Proxy
+
+MAX_PIPELINED = 16
+"""Requests read ahead of the one being answered; past it the client is not read from."""
+SMALL_CHUNK_BYTES = 4096
+"""Body pieces below this are joined to the one before, so that a dripping client cannot multiply its memory."""
+LINGER_S = 2.0
+"""How long a client that was refused is read from and ignored, so that the answer is not lost to a reset."""
+
+
+class Downstream(asyncio.Protocol):
+    """The downstream half of the pair, made by uvicorn for each connection."""
+
+    __slots__ = (
+        "_discarding",
+        "_head_bytes",
+        "_lingering",
+        "_parser",
+        "_queue",
+        "_read_paused",
+        "_receiving",
+        "_since",
+        "_state",
+        "closing",
+        "paused_since",
+        "peer",
+        "proxy",
+        "scheme",
+        "transport",
+        "write",
+    )
+
+    def __init__(self, proxy: Proxy, server_state: Any) -> None:
+        self.proxy = proxy
+        self._state = server_state
+        self._parser = httptools.HttpRequestParser(self)
+        self._queue: deque[Exchange] = deque()
+        """Requests in order: the first is being answered."""
+        self._receiving: Exchange | None = None
+        self._head_bytes = 0
+        self._discarding = False
+        """Nothing more is taken from this client: bytes are read and dropped."""
+        self._lingering = False
+        self._read_paused = False
+        self._since = proxy.now
+        """Since when the connection is idle, seconds."""
+        self.closing = False
+        """The present answer is the last."""
+        self.paused_since: float | None = None
+        """Since when the client has not kept up with reading, seconds."""
+        self.peer = b""
+        self.scheme = b"http"
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self.write = self.transport.write
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            self.peer = str(peer[0]).encode()
+        if transport.get_extra_info("sslcontext") is not None:
+            self.scheme = b"https"
+        proxy = self.proxy
+        self._state.connections.add(self)
+        proxy.downstreams.add(self)
+        if len(proxy.downstreams) > proxy.limits.connections:
+            proxy.metrics.refused(errors.CONNECTIONS.reason)
+            self.write(errors.render(errors.CONNECTIONS, close=True, head_only=False, request_id=b""))
+            self._close(linger=True)
+
+    def data_received(self, data: bytes) -> None:
+        if self._discarding:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._discarding = True  # refused in on_headers_complete
+        except httptools.HttpParserError as error:
+            if not self._discarding:  # else it is what follows the last request that is answered
+                self._malformed(error)
+        receiving = self._receiving
+        if receiving is not None and not receiving.headed:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.proxy.limits.header_bytes:
+                self._refuse(errors.HEADERS_TOO_LARGE)
+
+    def eof_received(self) -> bool:
+        if self._queue:
+            self.transport.abort()  # it left, or at least will not be told from one that did
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closing = self._discarding = True
+        self._state.connections.discard(self)
+        self.proxy.downstreams.discard(self)
+        receiving, self._receiving = self._receiving, None
+        if receiving is not None:
+            receiving.client_left()
+        while self._queue:
+            self._queue.popleft().client_left()
+
+    def pause_writing(self) -> None:
+        self.paused_since = self.proxy.now
+        if self._queue and (connection := self._queue[0].connection) is not None:
+            connection.pause()
+
+    def resume_writing(self) -> None:
+        self.paused_since = None
+        if self._queue and (connection := self._queue[0].connection) is not None:
+            connection.resume()
+
+    # uvicorn
+
+    def shutdown(self) -> None:
+        """The server stops: finish what is under way, take nothing more."""
+        self.closing = True
+        if not self._queue and self._receiving is None:
+            self._close()
+
+    # Receiving: httptools callbacks
+
+    def on_message_begin(self) -> None:
+        self._receiving = Exchange(self)
+        self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        if self._receiving is not None:
+            self._receiving.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        exchange = self._receiving
+        if exchange is None or exchange.headed:
+            return  # refused already, or a trailer
+        exchange.headers.append((name.lower(), name, value))
+
+    def on_headers_complete(self) -> None:
+        exchange = self._receiving
+        if exchange is None:
+            return
+        refusal = self._take_head(exchange)
+        if refusal is not None:
+            self._refuse(refusal)
+
+    def on_body(self, body: bytes) -> None:
+        exchange = self._receiving
+        if exchange is None:
+            return
+        proxy = self.proxy
+        size = len(body)
+        exchange.body_bytes += size
+        proxy.body_bytes += size
+        if exchange.body_bytes > proxy.limits.body_bytes:
+            self._refuse(errors.BODY_TOO_LARGE)
+        elif proxy.body_bytes > proxy.limits.body_memory_bytes:
+            self._refuse(errors.MEMORY)
+        elif exchange.body and len(exchange.body[-1]) < SMALL_CHUNK_BYTES:
+            exchange.body[-1] += body
+        else:
+            exchange.body.append(body)
+
+    def on_message_complete(self) -> None:
+        exchange, self._receiving = self._receiving, None
+        if exchange is None:
+            return
+        exchange.keep_alive = self._parser.should_keep_alive() and not self.closing
+        if not exchange.keep_alive:
+            self._discarding = True
+        self._enqueue(exchange)
+
+    # Receiving: decisions
+
+    def _take_head(self, exchange: Exchange) -> Refusal | None:
+        """Read the whole head of a request. Returns why it is refused, if it is."""
+        proxy = self.proxy
+        parser = self._parser
+        exchange.headed = True
+        exchange.method = method = parser.get_method()
+        exchange.head_only = method == b"HEAD"
+        exchange.since = proxy.now
+        hosts = 0
+        size = len(exchange.target) + 16
+        length = 0
+        expects: bytes | None = None
+        refusal: Refusal | None = None
+        wanted = proxy.identity.header_names
+        for lower, name, value in exchange.headers:
+            size += len(name) + len(value) + 4
+            if lower in wanted:
+                exchange.known[lower] = value
+            if lower == b"host":
+                hosts += 1
+                exchange.host = value
+            elif lower == b"content-length":
+                length = int(value)
+            elif lower == b"transfer-encoding":
+                if value.strip().lower() != b"chunked":
+                    refusal = errors.BAD_CODING
+            elif lower == b"expect":
+                expects = value.strip().lower()
+            elif lower == b"content-type":
+                exchange.content_type = value
+            elif lower == b"x-request-id" and request_id(value):
+                exchange.identifier = value
+        if not exchange.identifier:
+            exchange.identifier = proxy.new_identifier()
+        version = parser.get_http_version()
+        exchange.http10 = version == "1.0"
+        if refusal is not None:
+            return refusal
+        if version not in ("1.1", "1.0"):
+            return errors.BAD_VERSION
+        if size > proxy.limits.header_bytes:
+            return errors.HEADERS_TOO_LARGE
+        if method == b"CONNECT":
+            return errors.CONNECT
+        if parser.should_upgrade():
+            return errors.UPGRADE
+        if hosts != 1 and (version == "1.1" or hosts):
+            return errors.BAD_HOST
+        refusal = self._take_target(exchange)
+        if refusal is not None:
+            return refusal
+        if length > proxy.limits.body_bytes:
+            return errors.BODY_TOO_LARGE
+        if expects is not None and version == "1.1":
+            if expects != b"100-continue":
+                return errors.BAD_EXPECT
+            exchange.expect_continue = True
+            if not self._queue:
+                self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return None
+
+    def _take_target(self, exchange: Exchange) -> Refusal | None:
+        target = exchange.target
+        if target.startswith(b"/"):
+            return None
+        if target == b"*":
+            return None if exchange.method == b"OPTIONS" else errors.BAD_TARGET
+        scheme, separator, rest = target.partition(b"://")
+        if not separator or scheme.lower() not in (b"http", b"https"):
+            return errors.BAD_TARGET
+        authority, slash, path = rest.partition(b"/")
+        if authority.lower() not in self._own_authorities():
+            return errors.FOREIGN_HOST
+        exchange.target = slash + path if slash else b"/"
+        return None
+
+    def _own_authorities(self) -> set[bytes]:
+        """How a client may name this very socket in an absolute-form target."""
+        address = self.transport.get_extra_info("sockname")
+        if not isinstance(address, tuple):
+            return set()
+        host, port = str(address[0]), address[1]
+        names = {f"[{host}]" if ":" in host else host, "localhost", "127.0.0.1", "[::1]"}
+        return {f"{name}:{port}".encode() for name in names} | ({n.encode() for n in names} if port == 80 else set())
+
+    def _malformed(self, error: httptools.HttpParserError) -> None:
+        text = str(error)
+        if "PRI/Upgrade" in text:
+            self._refuse(errors.UPGRADE)
+        elif isinstance(error, httptools.HttpParserInvalidMethodError):
+            self._refuse(errors.malformed("unknown method"))
+        else:
+            self._refuse(errors.malformed(text[:100] or "unreadable"))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Refuse what is being received, in its turn, and take nothing more from this connection."""
+        self._discarding = True
+        exchange, self._receiving = self._receiving, None
+        if exchange is None:
+            exchange = Exchange(self)
+        if not exchange.identifier:
+            exchange.identifier = self.proxy.new_identifier()
+        exchange.refusal = refusal
+        exchange.keep_alive = False
+        self._enqueue(exchange)
+
+    # Answering
+
+    def _enqueue(self, exchange: Exchange) -> None:
+        self._queue.append(exchange)
+        if len(self._queue) == 1:
+            exchange.start()
+        elif len(self._queue) >= MAX_PIPELINED and not self._read_paused:
+            self._read_paused = True
+            self.transport.pause_reading()
+
+    def done(self, exchange: Exchange) -> None:
+        """The exchange has been answered whole: the next one's turn."""
+        if not self._queue or self._queue[0] is not exchange:
+            return  # the client left meanwhile
+        self._queue.popleft()
+        if not exchange.keep_alive or self.closing:
+            self._close(linger=exchange.refusal is not None)
+            return
+        self._since = self.proxy.now
+        if self._queue:
+            # Not at once: a thousand pipelined refusals would otherwise nest a thousand deep.
+            self.proxy.loop.call_soon(self._next)
+        elif self._receiving is not None and self._receiving.expect_continue:
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if self._read_paused and len(self._queue) < MAX_PIPELINED:
+            self._read_paused = False
+            self.transport.resume_reading()
+
+    def _next(self) -> None:
+        if self._queue and self._queue[0].phase is Phase.REQUEST:
+            self._queue[0].start()
+
+    def break_off(self, exchange: Exchange) -> None:
+        """The answer cannot be completed: end the connection so that it is not taken for whole."""
+        self._discarding = self.closing = True
+        if exchange.http10:
+            # Such a client takes a plain close for the end of the body: it must see a reset.
+            sock = self.transport.get_extra_info("socket")
+            if sock is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def _close(self, *, linger: bool = False) -> None:
+        self._discarding = self.closing = True
+        if linger and self.transport.can_write_eof() and not self.transport.is_closing():
+            self._lingering = True
+            self._since = self.proxy.now
+            self.transport.write_eof()
+            if self._read_paused:
+                self._read_paused = False
+                self.transport.resume_reading()
+        else:
+            self.transport.close()
+
+    def sweep(self, now: float) -> None:
+        """Called about once a second: enforce every limit on waiting."""
+        timeouts = self.proxy.timeouts
+        if self.paused_since is not None and now - self.paused_since > timeouts.stalled_client_s:
+            self.transport.abort()
+        elif self._lingering:
+            if now - self._since > LINGER_S:
+                self.transport.abort()
+        elif self._queue:
+            self._queue[0].sweep(now)
+        elif (receiving := self._receiving) is not None:
+            if not receiving.headed:
+                if now - receiving.since > timeouts.header_s:
+                    self._refuse(errors.HEADER_TIMEOUT)
+            elif now - receiving.since > timeouts.body_s:
+                self._refuse(errors.BODY_TIMEOUT)
+        elif now - self._since > timeouts.keep_alive_s:
+            self._close()

@@ -1,0 +1,477 @@
+"""One request's life: placed, sent, perhaps redispatched, relayed, and finished in one place."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from policies.balancer import Lease, NoReplica
+from policies.types import Cause, Needs, Outcome, Phase, Replica, Request, Usage
+from router import errors
+from router.errors import Refusal
+from router.proxy import guard, sse, usage
+from router.proxy.connection import UpstreamConnection
+from router.proxy.headers import Header, named_in_connection, request_head, response_head
+from router.proxy.upstream import Upstream
+
+if TYPE_CHECKING:
+    from router.identity import Identity
+    from router.proxy.downstream import Downstream
+    from router.proxy.proxy import Proxy
+
+BYTES_PER_TOKEN = 4
+"""Of a JSON prompt in English and code; only the router's guess until usage is reported."""
+
+_BUSY = ("busy", "queue_full")
+
+
+class Exchange:
+    """A request and its answer. Made when the request's first byte arrives; `_finish` ends it, always and once."""
+
+    __slots__ = (
+        "_chunk_out",
+        "_first",
+        "_held",
+        "_progress",
+        "body",
+        "body_bytes",
+        "committed",
+        "connect_task",
+        "connection",
+        "content_type",
+        "downstream",
+        "expect_continue",
+        "finished",
+        "first_byte_at",
+        "head_only",
+        "headed",
+        "headers",
+        "host",
+        "http10",
+        "identifier",
+        "identity",
+        "keep_alive",
+        "known",
+        "lease",
+        "method",
+        "path",
+        "phase",
+        "proxy",
+        "received_at",
+        "refusal",
+        "repeatable",
+        "request",
+        "resent",
+        "sent_bytes",
+        "since",
+        "started_at",
+        "status",
+        "stream",
+        "target",
+        "tries",
+        "why",
+    )
+
+    def __init__(self, downstream: Downstream) -> None:
+        self.downstream = downstream
+        self.proxy: Proxy = downstream.proxy
+        self.started_at = self.proxy.clock()
+        self.since = self.started_at
+        """When the present phase began, seconds, to the sweeper's resolution."""
+        self.received_at = 0.0
+        """When the request had arrived whole, seconds."""
+        # The request, filled in by Downstream
+        self.method = b""
+        self.target = b""
+        self.path = ""
+        self.headers: list[Header] = []
+        self.known: dict[bytes, bytes] = {}
+        """Headers that identity looks at."""
+        self.host = b""
+        self.http10 = False
+        self.headed = False
+        """Whether the head has been read whole."""
+        self.head_only = False
+        self.content_type = b""
+        self.expect_continue = False
+        self.body: list[bytes] = []
+        self.body_bytes = 0
+        self.keep_alive = True
+        self.identifier = b""
+        self.refusal: Refusal | None = None
+        # Where it goes
+        self.identity: Identity | None = None
+        self.request = Request()
+        self.lease: Lease | None = None
+        self.connection: UpstreamConnection | None = None
+        self.connect_task: asyncio.Task[None] | None = None
+        self.repeatable = False
+        self.tries = 0
+        self.resent = False
+        self.why = ""
+        # The answer
+        self.phase = Phase.REQUEST
+        self.status = 0
+        self.stream = False
+        self.committed = False
+        self.first_byte_at = 0.0
+        self.sent_bytes = 0
+        self.finished = False
+        self._chunk_out = False
+        self._held: list[bytes] | None = None
+        self._first = b""
+        self._progress = 0
+
+    # Placing
+
+    def start(self) -> None:
+        """The request is whole and it is its turn: place it and send it."""
+        proxy = self.proxy
+        self.phase = Phase.QUEUE
+        self.received_at = proxy.clock()
+        if self.refusal is not None:
+            self.refuse(self.refusal)
+            return
+        self.path = guard.normal(self.target)
+        if guard.is_admin(self.path, proxy.allowed_admin_paths):
+            self.refuse(errors.ADMIN_PATH)
+            return
+        self.repeatable = guard.is_repeatable(self.method, self.path)
+        proxy.budget.earn()
+        self._identify()
+        self._dispatch()
+
+    def _identify(self) -> None:
+        proxy = self.proxy
+        identity = proxy.identity.from_headers(self.known)
+        needs = proxy.balancer.policy.needs
+        if self.body_bytes and (
+            Needs.FINGERPRINT in needs or Needs.BLOCKS in needs or (identity.key is None and Needs.SESSION in needs)
+        ):
+            if len(self.body) > 1:
+                self.body = [b"".join(self.body)]
+            identity = proxy.identity.from_body(
+                identity,
+                self.body[0],
+                self.content_type,
+                want_fingerprint=Needs.FINGERPRINT in needs or identity.key is None,
+                want_blocks=Needs.BLOCKS in needs,
+            )
+        self.identity = identity
+        request = self.request
+        request.key = identity.key
+        request.parent = identity.parent
+        request.fingerprint = identity.fingerprint
+        request.blocks = identity.blocks
+        request.prompt_tokens = self.body_bytes // BYTES_PER_TOKEN
+
+    def _dispatch(self) -> None:
+        proxy = self.proxy
+        now = proxy.clock()
+        try:
+            lease = proxy.balancer.acquire(self.request, now)
+        except NoReplica as none:
+            self.refuse(errors.QUEUE_FULL if self.why in _BUSY else errors.NO_REPLICA[none.reason])
+            return
+        self.lease = lease
+        self.tries += 1
+        proxy.metrics.routed(lease.choice)
+        upstream = lease.replica.address
+        assert isinstance(upstream, Upstream)
+        connection = upstream.take(now)
+        if connection is not None:
+            self._send(connection)
+        else:
+            self._connect(upstream)
+
+    def _connect(self, upstream: Upstream) -> None:
+        self.phase = Phase.CONNECT
+        self.connect_task = self.proxy.loop.create_task(self._open(upstream))
+
+    async def _open(self, upstream: Upstream) -> None:
+        try:
+            connection = await upstream.connect()
+        except TimeoutError:
+            self.connect_task = None
+            self._failed("connect_timeout", repeatable=True)
+        except (OSError, ValueError):  # refused, unreachable, no such name, TLS failure
+            self.connect_task = None
+            self._failed("connect", repeatable=True)
+        else:
+            self.connect_task = None
+            self._send(connection)
+
+    def _send(self, connection: UpstreamConnection) -> None:
+        upstream = connection.upstream
+        self.connection = connection
+        self.phase = Phase.HEADERS
+        self.since = self.proxy.now
+        target = self.target if not upstream.base or self.target == b"*" else upstream.base + self.target
+        head = request_head(
+            self.method,
+            target,
+            upstream.authority,
+            self.headers,
+            hop=named_in_connection([value for lower, _, value in self.headers if lower == b"connection"]),
+            client=self.downstream.peer,
+            host=self.host,
+            scheme=self.downstream.scheme,
+            identifier=self.identifier,
+            length=self.body_bytes if self.body or self.method in (b"POST", b"PUT", b"PATCH") else None,
+        )
+        connection.send(self, [head, *self.body])
+
+    # What the replica does
+
+    def on_data(self, connection: UpstreamConnection) -> None:
+        """The connection has parsed something: a head, some body, an end, or nonsense."""
+        if connection.unsound is not None and not self.committed:
+            self._failed("invalid", refusal=errors.UPSTREAM_INVALID)
+            return
+        if connection.interim:
+            self._pass_interim(connection)
+        if not connection.headed:
+            return
+        fragments = connection.fragments
+        if fragments:
+            connection.fragments = []
+        if not self.committed:
+            if self._held is None and not self._on_head(connection):
+                return
+            if self._held is not None:
+                self._held += fragments
+                self._first += b"".join(fragments)
+                verdict = sse.first_event(self._first)
+                if verdict is sse.First.BUSY:
+                    self._failed("queue_full", repeatable=True)
+                    return
+                if verdict is sse.First.UNDECIDED and not connection.complete and connection.unsound is None:
+                    return
+                fragments, self._held = self._held, None
+                self._first = self._first[: usage.HEAD_BYTES]
+            out = [self._commit(connection)]
+        else:
+            out = []
+        if fragments and not self.first_byte_at:
+            self._first_byte()
+        if self._chunk_out:
+            for fragment in fragments:
+                out.append(b"%x\r\n%b\r\n" % (len(fragment), fragment))
+            if connection.complete:
+                out.append(b"0\r\n\r\n")
+        else:
+            out += fragments
+        if out:
+            data = out[0] if len(out) == 1 else b"".join(out)
+            self.sent_bytes += len(data)
+            self.downstream.write(data)
+        if connection.complete:
+            self._finish(Cause.DONE)
+            self.downstream.done(self)
+        elif connection.unsound is not None:
+            self._broken(Cause.UPSTREAM)
+
+    def _pass_interim(self, connection: UpstreamConnection) -> None:
+        for status, phrase, headers in connection.interim:
+            if status not in (100, 101) and not self.http10 and not self.committed:
+                head = response_head(
+                    status, phrase, headers, hop=connection.hop, framing=b"", extra=b"", identifier=self.identifier
+                )
+                self.downstream.write(head)
+        connection.interim = []
+
+    def _on_head(self, connection: UpstreamConnection) -> bool:
+        """Look at a final head before anything is passed on. False when the request went elsewhere."""
+        status = connection.status
+        lease = self.lease
+        assert lease is not None
+        if status == 503:
+            self._failed("busy", repeatable=True)
+            return False
+        if status < 500:
+            self.proxy.health.succeeded(lease.replica)
+        encoded = False
+        for lower, _, value in connection.headers:
+            if lower == b"content-type" and value.startswith(b"text/event-stream"):
+                self.stream = True
+            elif lower == b"content-encoding" and value != b"identity":
+                encoded = True
+        if self.stream and status == 200 and not encoded and not self.head_only:
+            self._held = []
+        return True
+
+    def _commit(self, connection: UpstreamConnection) -> bytes:
+        """From here on the client is being answered. Returns the head."""
+        self.committed = True
+        self.phase = Phase.BODY
+        self.since = self.proxy.now
+        self.status = connection.status
+        if self.downstream.paused_since is not None:
+            connection.pause()
+        framing = b""
+        bodiless = self.head_only or connection.status in (204, 304)
+        if self.downstream.closing or self.proxy.draining:
+            self.keep_alive = False
+        if connection.chunked or not connection.delimited:
+            if self.http10:
+                self.keep_alive = False
+            elif self.head_only or not bodiless:
+                framing = b"transfer-encoding: chunked\r\n"
+                self._chunk_out = not bodiless
+        extra = self.proxy.explain(self.lease) if self.lease is not None else b""
+        if not self.keep_alive:
+            extra += b"connection: close\r\n"
+        elif self.http10:
+            extra += b"connection: keep-alive\r\n"
+        if self._chunk_out and connection.chunked:
+            connection.write = self.downstream.write
+            connection.relaying = True
+        return response_head(
+            connection.status,
+            connection.phrase,
+            connection.headers,
+            hop=connection.hop,
+            framing=framing,
+            extra=extra,
+            identifier=self.identifier,
+        )
+
+    def _first_byte(self) -> None:
+        now = self.proxy.clock()
+        self.first_byte_at = now
+        assert self.lease is not None
+        self.lease.first_token(now)
+        self.proxy.metrics.first_byte(self.lease.choice.reason, now - self.received_at)
+
+    def upstream_lost(self, connection: UpstreamConnection) -> None:
+        """The connection ended before the answer did."""
+        if self.committed:
+            self._broken(Cause.UPSTREAM)
+        elif connection.reused and connection.received == 0 and not self.resent:
+            # The replica closed a kept-alive connection just as the request was sent: nothing ran.
+            self.resent = True
+            self.connection = None
+            self._connect(connection.upstream)
+        else:
+            self._failed("reset", refusal=errors.UPSTREAM_CLOSED)
+
+    # Going elsewhere
+
+    def _failed(self, why: str, *, repeatable: bool = False, refusal: Refusal = errors.UPSTREAM_CLOSED) -> None:
+        """This replica did not serve the request, and nothing was passed on: try another, or refuse.
+
+        `repeatable`: nothing ran, so that any request may be sent again. `refusal`: the answer if it may not.
+        """
+        proxy = self.proxy
+        lease = self.lease
+        assert lease is not None
+        phase = self.phase
+        replica: Replica = lease.replica
+        if why not in _BUSY:
+            proxy.health.failed(replica, why)
+        self._drop_upstream()
+        lease.finish(Outcome(Cause.UPSTREAM, phase), None, proxy.clock())
+        self.lease = None
+        self.why = why
+        self.request.failed += (replica,)
+        if not (repeatable or self.repeatable):
+            self.refuse(refusal)
+        elif self.tries >= proxy.tries:
+            self.refuse(errors.QUEUE_FULL if why in _BUSY else errors.TRIES_EXHAUSTED)
+        elif not proxy.budget.spend():
+            self.refuse(errors.BUDGET_EXHAUSTED)
+        else:
+            proxy.metrics.redispatched(why)
+            self._held = None
+            self._first = b""
+            self._dispatch()
+
+    def _drop_upstream(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+        task, self.connect_task = self.connect_task, None
+        if task is not None:
+            task.cancel()
+
+    # Ends
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer the client ourselves. Nothing was passed on yet."""
+        self.refusal = refusal
+        self.status = refusal.status
+        if self.downstream.closing or self.proxy.draining:
+            self.keep_alive = False
+        answer = errors.render(refusal, close=not self.keep_alive, head_only=self.head_only, request_id=self.identifier)
+        self.sent_bytes += len(answer)
+        self.committed = True
+        cause = Cause.UPSTREAM if self.why else Cause.ROUTER
+        if refusal.status == 408 or refusal.status == 504:
+            cause = Cause.TIMEOUT
+        elif refusal.status < 500:
+            cause = Cause.CLIENT
+        self.downstream.write(answer)
+        self._finish(cause)
+        self.downstream.done(self)
+
+    def _broken(self, cause: Cause) -> None:
+        """The answer broke off after it had begun: the client must not take it for whole."""
+        if self.lease is not None and cause is Cause.UPSTREAM:
+            self.proxy.health.failed(self.lease.replica, "broken")
+        self.keep_alive = False
+        self._finish(cause)
+        self.downstream.break_off(self)
+
+    def client_left(self) -> None:
+        """The client's connection is gone: free the replica at once."""
+        connection = self.connection
+        if connection is not None and self.committed and usage.ended(b"".join(connection.tail)):
+            self._finish(Cause.DONE)
+        else:
+            self._finish(Cause.CLIENT)
+
+    def sweep(self, now: float) -> None:
+        """Called about once a second while it is this exchange's turn."""
+        proxy = self.proxy
+        connection = self.connection
+        if self.phase is Phase.HEADERS:
+            if now - self.since > proxy.timeouts.first_byte_s:
+                if self.lease is not None:
+                    proxy.health.failed(self.lease.replica, "first_byte_timeout")
+                self._drop_upstream()
+                self.refuse(errors.FIRST_BYTE_TIMEOUT)
+        elif self.phase is Phase.BODY and connection is not None:
+            progress = connection.received + connection.relayed
+            if progress != self._progress or self.downstream.paused_since is not None:
+                self._progress = progress
+                self.since = now
+            elif now - self.since > proxy.timeouts.idle_s:
+                self._broken(Cause.TIMEOUT)
+
+    def _finish(self, cause: Cause) -> None:
+        """The one place where everything that was taken is given back."""
+        if self.finished:
+            return
+        self.finished = True
+        proxy = self.proxy
+        now = proxy.clock()
+        outcome = Outcome(cause, self.phase)
+        connection, self.connection = self.connection, None
+        tokens: Usage | None = None
+        if connection is not None:
+            if self.committed and self.status < 400:
+                tokens = usage.read(self._first, b"".join(connection.tail))
+            self.sent_bytes += connection.relayed
+            if connection.complete and cause is Cause.DONE:
+                connection.release(now)
+            else:
+                connection.close()
+        task, self.connect_task = self.connect_task, None
+        if task is not None:
+            task.cancel()
+        lease = self.lease
+        if lease is not None:
+            lease.finish(outcome, tokens, now)
+        proxy.body_bytes -= self.body_bytes
+        proxy.finished(self, outcome, tokens, now)
+        self.body = []

@@ -1,0 +1,106 @@
+"""Which paths are the engine's administration, and which requests may be run twice."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from urllib.parse import unquote_to_bytes
+
+ADMIN_PATHS = frozenset(
+    {
+        "abort_request",
+        "add_external_corpus",
+        "attach_hicache_storage_backend",
+        "clear_hicache_storage_backend",
+        "close_session",
+        "configure_logging",
+        "continue_generation",
+        "destroy_weights_update_group",
+        "detach_hicache_storage_backend",
+        "dump_expert_distribution_record",
+        "dumper",
+        "flush_cache",
+        "freeze_gc",
+        "get_weights_by_name",
+        "hicache",
+        "init_weights_send_group_for_remote_instance",
+        "init_weights_update_group",
+        "load_lora_adapter",
+        "load_lora_adapter_from_tensors",
+        "open_session",
+        "pause_generation",
+        "pd_role_switch",
+        "post_process_weights",
+        "release_memory_occupation",
+        "remove_external_corpus",
+        "resume_memory_occupation",
+        "send_weights_to_remote_instance",
+        "set_internal_state",
+        "slow_down",
+        "start_expert_distribution_record",
+        "start_profile",
+        "stop_expert_distribution_record",
+        "stop_profile",
+        "unload_lora_adapter",
+        "update_weight_version",
+        "update_weights_from_disk",
+        "update_weights_from_distributed",
+        "update_weights_from_ipc",
+        "update_weights_from_tensor",
+        "weights_checker",
+    }
+)
+"""First segments of the paths by which an SGLang 0.5.23 server is administered (its http_server module)."""
+
+REPEATABLE_PATHS = frozenset(
+    {
+        "generate",
+        "invocations",
+        "vertex_generate",
+        "api/chat",
+        "api/generate",
+        "v1/chat/completions",
+        "v1/classify",
+        "v1/completions",
+        "v1/detokenize",
+        "v1/embeddings",
+        "v1/messages",
+        "v1/messages/count_tokens",
+        "v1/rerank",
+        "v1/responses",
+        "v1/score",
+        "v1/tokenize",
+    }
+)
+"""Inference: running it twice costs time and changes nothing."""
+
+_REPEATABLE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"PUT", b"DELETE"})
+"""Idempotent by RFC 9110, section 9.2.2."""
+
+
+@lru_cache(maxsize=4096)
+def normal(target: bytes) -> str:
+    """The target's path as a server would resolve it: query off, escapes decoded, slashes and dots folded."""
+    path = target.split(b"?", 1)[0].split(b"#", 1)[0]
+    segments: list[bytes] = []
+    for segment in unquote_to_bytes(path).replace(b"\\", b"/").split(b"/"):
+        if segment == b"..":
+            if segments:
+                segments.pop()
+        elif segment not in (b"", b"."):
+            segments.append(segment)
+    return b"/".join(segments).decode("latin-1")
+
+
+def is_admin(path: str, allowed: frozenset[str]) -> bool:
+    """Whether a normal path is administration that `allowed` (normal paths, or `*`) does not let through."""
+    first = path.split("/", 1)[0]
+    if first == "v1":
+        first = path[3:].split("/", 1)[0]
+    if first not in ADMIN_PATHS:
+        return False
+    return "*" not in allowed and path not in allowed
+
+
+def is_repeatable(method: bytes, path: str) -> bool:
+    """Whether the request may be run again though a replica may have begun it."""
+    return path in REPEATABLE_PATHS or method in _REPEATABLE_METHODS

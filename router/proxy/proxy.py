@@ -1,0 +1,125 @@
+"""What all connections of a process share: the Balancer, limits, counters, and the one-second sweep."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from policies.balancer import Balancer, Lease
+from policies.types import Outcome, Replica, Usage
+from router.identity import IdentityRules
+from router.logs import AccessLog
+from router.metrics import Metrics
+from router.proxy.budget import RetryBudget
+from router.proxy.downstream import Downstream
+from router.proxy.exchange import Exchange
+from router.proxy.upstream import Upstream
+from router.settings import Settings
+
+SWEEP_S = 1.0
+"""Resolution of all timeouts but the connect timeout."""
+
+
+class Health(Protocol):
+    """Who is told how replicas answer."""
+
+    def succeeded(self, replica: Replica) -> None:
+        """The head of an answer arrived that does not speak against the replica."""
+
+    def failed(self, replica: Replica, why: str) -> None:
+        """The replica did not answer, or broke off: connect, connect_timeout, reset, invalid, broken, ..."""
+
+
+class Proxy:
+    """The data plane of one process."""
+
+    def __init__(
+        self,
+        *,
+        balancer: Balancer,
+        identity: IdentityRules,
+        settings: Settings,
+        metrics: Metrics,
+        access_log: AccessLog,
+        health: Health,
+    ) -> None:
+        self.balancer = balancer
+        self.identity = identity
+        self.metrics = metrics
+        self.access_log = access_log
+        self.health = health
+        self.limits = settings.limits
+        self.timeouts = settings.timeouts
+        self.tries = settings.retries.tries
+        self.budget = RetryBudget(settings.retries.budget_share, settings.retries.budget_burst)
+        self.allowed_admin_paths = frozenset(path.strip("/") for path in settings.admin_paths.allow)
+        self.response_headers = settings.response_headers
+        self.downstreams: set[Downstream] = set()
+        self.body_bytes = 0
+        """Request bodies held at present, bytes."""
+        self.draining = False
+        self.now = 0.0
+        """The loop's clock at the last sweep, seconds: good enough for timeouts."""
+        self.loop: asyncio.AbstractEventLoop
+        self.clock: Callable[[], float]
+        self._prefix = os.urandom(6).hex()
+        self._requests = 0
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    @property
+    def connections(self) -> int:
+        """Open client connections."""
+        return len(self.downstreams)
+
+    def protocol(self, *, server_state: Any, **_: Any) -> Downstream:
+        """For uvicorn's `http=`: makes the protocol of a new connection."""
+        return Downstream(self, server_state)
+
+    def start(self) -> None:
+        """Begin sweeping. To be called in the running loop, before the first connection."""
+        self.loop = asyncio.get_running_loop()
+        self.clock = self.loop.time
+        self.now = self.clock()
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+
+    def stop(self) -> None:
+        """Stop sweeping."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+
+    def begin_drain(self) -> None:
+        """Answer what comes, with `connection: close`, and close what is idle."""
+        self.draining = True
+        for downstream in list(self.downstreams):
+            downstream.shutdown()
+
+    def _sweep(self) -> None:
+        self.now = now = self.clock()
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        for downstream in list(self.downstreams):
+            downstream.sweep(now)
+        for replica in self.balancer.replicas.values():
+            if isinstance(replica.address, Upstream):
+                replica.address.sweep(now)
+
+    def new_identifier(self) -> bytes:
+        """A request id: unique to this process by its prefix."""
+        self._requests += 1
+        return b"%s-%x" % (self._prefix.encode(), self._requests)
+
+    def explain(self, lease: Lease) -> bytes:
+        """Response headers that tell the choice, if they are switched on."""
+        if not self.response_headers:
+            return b""
+        return b"x-warmroute-replica: %b\r\nx-warmroute-reason: %b\r\n" % (
+            lease.replica.id.encode("latin-1", "replace"),
+            lease.choice.reason.encode(),
+        )
+
+    def finished(self, exchange: Exchange, outcome: Outcome, usage: Usage | None, now: float) -> None:
+        """The exchange is over: count it and log it."""
+        self.metrics.finished(exchange, outcome, usage, now)
+        self.access_log.write(exchange, outcome, usage, now)

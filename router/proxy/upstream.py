@@ -1,0 +1,82 @@
+"""A replica's address and its pool of kept-alive connections."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from urllib.parse import urlsplit
+
+from router.proxy.connection import UpstreamConnection
+
+MAX_IDLE = 1024
+"""Idle connections kept per replica; more are closed."""
+
+
+class Upstream:
+    """One replica, as the data path reaches it.
+
+    Idle connections are dropped after `idle_s`, before the engine does (5 s in SGLang's uvicorn), and
+    the most recently used is taken first, so that the rest can grow old. Raises ValueError for a bad URL.
+    """
+
+    def __init__(self, url: str, *, connect_s: float, idle_s: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https"):
+            raise ValueError(f"replica URL {url!r}: the scheme must be http or https, as in http://10.0.0.1:30000")
+        if not parts.hostname:
+            raise ValueError(f"replica URL {url!r}: the host is missing, write it as in http://10.0.0.1:30000")
+        if parts.query or parts.fragment or parts.username:
+            raise ValueError(f"replica URL {url!r}: leave out user, query and fragment")
+        try:
+            port = parts.port
+        except ValueError:
+            raise ValueError(f"replica URL {url!r}: the port must be a number from 1 to 65535") from None
+        self.url = url
+        self.host = parts.hostname
+        self.port = port or (443 if parts.scheme == "https" else 80)
+        self.authority = parts.netloc.encode("ascii")
+        self.base = parts.path.rstrip("/").encode("ascii")
+        self.ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self.connect_s = connect_s
+        self.idle_s = idle_s
+        self._idle: deque[UpstreamConnection] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def take(self, now: float) -> UpstreamConnection | None:
+        """An idle connection that is still good, or None."""
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if connection.alive and now - connection.idle_since < self.idle_s:
+                return connection
+            connection.close()
+        return None
+
+    def put(self, connection: UpstreamConnection, now: float) -> None:
+        """Keep a connection for the next request."""
+        connection.idle_since = now
+        self._idle.append(connection)
+        if len(self._idle) > MAX_IDLE:
+            self._idle.popleft().close()
+
+    async def connect(self) -> UpstreamConnection:
+        """Open a connection. Raises OSError, or TimeoutError after `connect_s`."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self.connect_s):
+            _, connection = await loop.create_connection(
+                lambda: UpstreamConnection(self), self.host, self.port, ssl=self.ssl
+            )
+        return connection
+
+    def sweep(self, now: float) -> None:
+        """Close connections idle for too long."""
+        idle = self._idle
+        while idle and (not idle[0].alive or now - idle[0].idle_since >= self.idle_s):
+            idle.popleft().close()
+
+    def close(self) -> None:
+        """Drop the idle connections; those in use end in their own time and are not kept."""
+        self.idle_s = 0.0
+        while self._idle:
+            self._idle.pop().close()

@@ -1,0 +1,1 @@
+"""The only schema of configuration."""
