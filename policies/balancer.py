@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from policies.directory import Directory
 from policies.events import (
     CacheCleared,
@@ -14,7 +16,7 @@ from policies.events import (
     Routed,
 )
 from policies.policy import Policy
-from policies.types import Choice, Load, Outcome, Replica, Request, Resident, State, Usage
+from policies.types import Choice, Load, Outcome, Phase, Replica, Request, Resident, State, Usage
 
 
 class NoReplica(Exception):
@@ -28,7 +30,7 @@ class NoReplica(Exception):
 class Lease:
     """One request's place on one replica, from choice to end. Finished exactly once, whatever happens."""
 
-    __slots__ = ("_balancer", "_pending_tokens", "choice", "finished", "opened_at", "replica", "request")
+    __slots__ = ("_balancer", "_pending_tokens", "begun", "choice", "finished", "opened_at", "replica", "request")
 
     def __init__(self, balancer: Balancer, request: Request, choice: Choice, now: float) -> None:
         self._balancer = balancer
@@ -36,16 +38,20 @@ class Lease:
         self.choice = choice
         self.replica = replica = choice.replica
         self.opened_at = now
+        self.begun = False
         self.finished = False
         self._pending_tokens = pending = max(0, request.prompt_tokens - choice.resident_tokens)
         replica.in_flight += 1
         replica.served += 1
+        balancer.leases += 1
+        replica.last_lease = balancer.leases
         replica.prefill_tokens += pending
 
     def first_token(self, now: float) -> None:
-        """The answer has begun: its prompt is prefilled."""
-        if self.finished:
+        """The answer has begun: its prompt is prefilled. A second call does nothing."""
+        if self.begun or self.finished:
             return
+        self.begun = True
         self.replica.prefill_tokens -= self._pending_tokens
         self._pending_tokens = 0
         self._balancer.policy.observe(FirstToken(now, self.request, self.replica, now - self.opened_at))
@@ -67,6 +73,8 @@ class Balancer:
         self.policy = policy
         self.directory = directory if directory is not None else Directory()
         self.replicas: dict[str, Replica] = {}
+        self.leases = 0
+        """Leases ever opened."""
         self._ready: tuple[Replica, ...] = ()
 
     @property
@@ -77,7 +85,12 @@ class Balancer:
     # The fleet
 
     def join(self, replica: Replica, now: float) -> None:
-        """Add a replica. One under the same id is replaced: the old object keeps only its open leases."""
+        """Add a replica. One under the same id is replaced: the old object keeps only its open leases.
+
+        Raises ValueError when its weight is negative or not a finite number.
+        """
+        if not 0.0 <= replica.weight < inf:
+            raise ValueError(f"replica {replica.id}: weight must be 0 or more and finite, got {replica.weight}")
         if replica.id in self.replicas:
             self.leave(replica.id, now)
         replica.since = now
@@ -94,9 +107,9 @@ class Balancer:
 
     def set_state(self, replica: Replica, state: State, now: float) -> None:
         was = replica.state
-        if was is state:
-            return
         replica.state = state
+        if was is state or not self._present(replica):
+            return
         self._refresh()
         self.policy.observe(ReplicaChanged(now, replica, was))
 
@@ -105,12 +118,18 @@ class Balancer:
         load.own_running = replica.in_flight
         load.own_tokens = replica.prefill_tokens
         replica.load = load
-        self.policy.observe(LoadReported(now, replica, load))
+        if self._present(replica):
+            self.policy.observe(LoadReported(now, replica, load))
 
     def cache_cleared(self, replica: Replica, now: float) -> None:
         """Its KV cache is empty: nothing placed there until now is resident any more."""
         replica.since = now
-        self.policy.observe(CacheCleared(now, replica))
+        if self._present(replica):
+            self.policy.observe(CacheCleared(now, replica))
+
+    def _present(self, replica: Replica) -> bool:
+        """Whether it is in the fleet: probes and polls may end after their replica has left."""
+        return self.replicas.get(replica.id) is replica
 
     def _refresh(self) -> None:
         self._ready = tuple(r for _, r in sorted(self.replicas.items()) if r.state is State.READY)
@@ -124,7 +143,9 @@ class Balancer:
         choice = self.policy.pick(request, candidates, now)
         lease = Lease(self, request, choice, now)
         if request.key is not None:
-            self.directory.place(request.key, request.fingerprint, choice.replica.id, None, now)
+            own = request.residents[0] if request.residents else None  # this conversation's home comes first
+            kept = own.tokens if own and own.same_conversation and own.replica is choice.replica else 0
+            self.directory.place(request.key, request.fingerprint, choice.replica.id, kept, now)
         self.policy.observe(Routed(now, request, choice))
         return lease
 
@@ -186,7 +207,13 @@ class Balancer:
 
     def _finished(self, lease: Lease, outcome: Outcome, usage: Usage | None, now: float) -> None:
         request = lease.request
-        if request.key is not None and usage is not None and usage.prompt_tokens:
-            tokens = usage.prompt_tokens + (usage.completion_tokens or 0)
-            self.directory.grow(request.key, request.fingerprint, lease.replica.id, tokens, now)
+        present = self._present(lease.replica)  # not one that returned, empty, under its id
+        if present and request.key is not None:
+            tokens = 0
+            if usage is not None and usage.prompt_tokens:
+                tokens = usage.prompt_tokens + (usage.completion_tokens or 0)
+            elif outcome.phase is Phase.BODY:  # not reported, but it answered: it holds the prompt
+                tokens = request.prompt_tokens
+            if tokens > 0:
+                self.directory.grow(request.key, request.fingerprint, lease.replica.id, tokens, now)
         self.policy.observe(Finished(now, request, lease.replica, outcome, usage))

@@ -28,7 +28,7 @@ def expected_wait(replica: Replica, now: float) -> float:
     speed = PREFILL_TOKENS_PER_S
     load = replica.load
     if load is not None:
-        if load.prefill_tokens_per_s:
+        if load.prefill_tokens_per_s is not None and load.prefill_tokens_per_s > 0.0:
             speed = load.prefill_tokens_per_s
         if now - load.at <= REPORT_MAX_AGE_S:
             seen = (load.running or 0) + (load.waiting or 0)

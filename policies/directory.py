@@ -39,14 +39,11 @@ class Directory:
             return []
         return homes
 
-    def place(self, key: bytes, fingerprint: int, replica_id: str, tokens: int | None, now: float) -> None:
-        """Make the replica the home of this conversation.
-
-        `tokens` None keeps what is known to be resident there, or 0 where nothing is.
-        """
+    def place(self, key: bytes, fingerprint: int, replica_id: str, tokens: int, now: float) -> None:
+        """Make the replica the home of this conversation, with `tokens` of it resident there already."""
         homes = self._sessions.get(key)
         if homes is None:
-            self._sessions[key] = [Home(replica_id, tokens or 0, now, fingerprint)]
+            self._sessions[key] = [Home(replica_id, tokens, now, fingerprint)]
             if len(self._sessions) > self.max_sessions:
                 self._sessions.popitem(last=False)
                 self.evicted += 1
@@ -54,24 +51,25 @@ class Directory:
         self._sessions.move_to_end(key)
         for i, home in enumerate(homes):
             if home.fingerprint == fingerprint:
-                if tokens is not None:
-                    home.tokens = tokens
-                elif home.replica_id != replica_id:
-                    home.tokens = 0
+                home.tokens = tokens
                 home.replica_id = replica_id
                 home.last_use = now
                 if i:
                     homes.insert(0, homes.pop(i))
                 return
-        homes.insert(0, Home(replica_id, tokens or 0, now, fingerprint))
+        homes.insert(0, Home(replica_id, tokens, now, fingerprint))
         del homes[MAX_BRANCHES:]
 
     def grow(self, key: bytes, fingerprint: int, replica_id: str, tokens: int, now: float) -> None:
         """Note what is resident after a turn, if the conversation still lives on that replica."""
-        for home in self._sessions.get(key, ()):
+        homes = self._sessions.get(key, [])
+        for i, home in enumerate(homes):
             if home.fingerprint == fingerprint and home.replica_id == replica_id:
                 home.tokens = tokens
                 home.last_use = max(home.last_use, now)
+                self._sessions.move_to_end(key)
+                if i:
+                    homes.insert(0, homes.pop(i))
                 return
 
     def forget(self, key: bytes) -> bool:

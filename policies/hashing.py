@@ -14,18 +14,18 @@ from xxhash import xxh3_64_intdigest
 
 from policies.types import Replica
 
-_SCALE = 1.0 / (1 << 53)
+_SCALE = 1.0 / (1 << 52)
 
 
 def uniform(key: bytes, salt: str) -> float:
     """A number in (0, 1) drawn by hashing `key` with `salt`."""
-    return ((xxh3_64_intdigest(key + b"\x00" + salt.encode()) >> 11) + 0.5) * _SCALE
+    return ((xxh3_64_intdigest(key + b"\x00" + salt.encode()) >> 12) + 0.5) * _SCALE
 
 
 def score(key: bytes, replica: Replica) -> float:
     """The replica's rendezvous score for the key; the highest wins. Weight 0 or less never wins over more."""
     if replica.weight <= 0.0:
-        return 0.0
+        return log(uniform(key, replica.id))  # negative, and spread even when every weight is 0
     return -replica.weight / log(uniform(key, replica.id))
 
 

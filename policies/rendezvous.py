@@ -21,5 +21,5 @@ class Rendezvous(Policy):
 
     def pick(self, request: Request, candidates: Sequence[Replica], now: float) -> Choice:
         if request.key is None:
-            return Choice(min(candidates, key=lambda r: (r.in_flight, r.served)), Reason.NO_SESSION)
+            return Choice(min(candidates, key=lambda r: (r.in_flight, r.last_lease)), Reason.NO_SESSION)
         return Choice(hashing.rendezvous(request.key, candidates), Reason.HASH)

@@ -34,7 +34,7 @@ class SessionAffinity(Policy):
         limit = min(waits) + self.tie_s
         near = [(r, w) for r, w in zip(candidates, waits, strict=True) if w <= limit]
         if request.key is None:
-            replica, wait = min(near, key=lambda rw: (rw[1], rw[0].served))
+            replica, wait = min(near, key=lambda rw: (rw[1], rw[0].last_lease))
             return Choice(replica, Reason.NO_SESSION, wait)
         if len(near) == 1:
             replica, wait = near[0]

@@ -96,6 +96,8 @@ class Replica:
     """The engine's last report, None until there is one."""
     served: int = 0
     """Leases ever opened on it."""
+    last_lease: int = 0
+    """Number, among all the fleet's, of the lease opened last on it: among equals, the lowest was left longest."""
 
 
 @dataclass(slots=True)

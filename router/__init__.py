@@ -1,0 +1,1 @@
+"""The shell of warmroute: the live router around the core in `policies`."""

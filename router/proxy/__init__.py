@@ -1,0 +1,1 @@
+"""The data plane: bytes between clients and replicas."""

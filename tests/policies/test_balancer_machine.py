@@ -1,0 +1,282 @@
+"""Any order of joins, leaves, returns, leases and their ends, under any policy: the books must balance.
+
+The machine keeps books of its own, from nothing but what it did, and compares them after every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from policies.balancer import Balancer, Lease, NoReplica
+from policies.directory import MAX_BRANCHES, Directory
+from policies.events import Finished, ReplicaAdded, ReplicaRemoved, Routed
+from policies.registry import POLICIES, make
+from policies.types import Cause, Load, Outcome, Phase, Reason, Replica, Request, State, Usage
+from tests.fakes.recorder import Recorder
+
+ROOM = 3
+"""Sessions the directory holds; fewer than the keys below, so that it is always evicting."""
+
+_ids = st.sampled_from(["a", "b", "c", "d"])
+_keys = st.none() | st.sampled_from([b"u", b"v", b"w", b"x", b"y"])
+_prints = st.integers(0, 2)
+_tokens = st.integers(0, 60_000) | st.sampled_from([0, 10**12])
+_outcomes = st.builds(Outcome, st.sampled_from(Cause), st.sampled_from(Phase))
+_usages = st.none() | st.builds(
+    Usage,
+    st.none() | st.integers(0, 10**6),
+    st.none() | st.integers(0, 10**6),
+    st.none() | st.integers(0, 10**6),
+)
+_figures = st.none() | st.integers(0, 10**6)
+
+
+@dataclass(eq=False)
+class Entry:
+    """One open lease in the machine's own books."""
+
+    lease: Lease
+    replica: Replica
+    pending: int
+
+
+class BalancerMachine(RuleBasedStateMachine):
+    open_leases = Bundle("open_leases")
+    closed_leases = Bundle("closed_leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.recorder = Recorder()
+        self.balancer = Balancer(self.recorder, Directory(max_sessions=ROOM, idle_s=40.0))
+        self.fleet: dict[str, Replica] = {}
+        self.gone: list[Replica] = []
+        self.served: dict[Replica, int] = {}
+        self.entries: list[Entry] = []
+        self.finished = self.routed = 0
+
+    def _tick(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def _heard(self, kind: type[Routed] | type[Finished]) -> int:
+        return len(self.recorder.told(kind))
+
+    # The fleet
+
+    @initialize(name=st.sampled_from(sorted(POLICIES)))
+    def begin(self, name: str) -> None:
+        self.recorder = Recorder(make(name))
+        self.balancer.switch(self.recorder, self._tick())
+
+    @rule(replica_id=_ids, weight=st.sampled_from([0.0, 0.5, 1.0, 3.0]), state=st.sampled_from(State))
+    def join(self, replica_id: str, weight: float, state: State) -> None:
+        """Also the return of a replica under an id that is still, or was once, taken."""
+        replica = Replica(replica_id, weight=weight, state=state)
+        self.balancer.join(replica, self._tick())
+        if (old := self.fleet.pop(replica_id, None)) is not None:
+            self.gone.append(old)
+        self.fleet[replica_id] = replica
+        self.served[replica] = 0
+
+    @rule(replica_id=_ids)
+    def join_ready(self, replica_id: str) -> None:
+        self.join(replica_id, 1.0, State.READY)
+
+    @rule(replica_id=_ids)
+    def leave(self, replica_id: str) -> None:
+        if replica_id in self.fleet:
+            replica = self.fleet.pop(replica_id)
+            assert self.balancer.leave(replica_id, self._tick()) is replica
+            self.gone.append(replica)
+        else:
+            with pytest.raises(KeyError):
+                self.balancer.leave(replica_id, self._tick())
+
+    @precondition(lambda self: self.gone)
+    @rule(data=st.data())
+    def the_same_object_returns(self, data: st.DataObject) -> None:
+        replica = data.draw(st.sampled_from(self.gone))
+        self.gone.remove(replica)
+        if (old := self.fleet.pop(replica.id, None)) is not None:
+            self.gone.append(old)
+        self.balancer.join(replica, self._tick())
+        self.fleet[replica.id] = replica
+
+    @precondition(lambda self: self.fleet)
+    @rule(data=st.data(), state=st.sampled_from(State))
+    def set_state(self, data: st.DataObject, state: State) -> None:
+        self.balancer.set_state(self.fleet[data.draw(st.sampled_from(sorted(self.fleet)))], state, self._tick())
+
+    @precondition(lambda self: self.fleet)
+    @rule(data=st.data(), running=_figures, waiting=_figures, tokens=_figures, speed=st.none() | st.floats())
+    def report(
+        self, data: st.DataObject, running: int | None, waiting: int | None, tokens: int | None, speed: float | None
+    ) -> None:
+        replica = self.fleet[data.draw(st.sampled_from(sorted(self.fleet)))]
+        at = self.now - data.draw(st.sampled_from([0.0, 5.0, 1000.0]))
+        load = Load(at=at, running=running, waiting=waiting, waiting_tokens=tokens, prefill_tokens_per_s=speed)
+        self.balancer.report(replica, load, self._tick())
+        mine = [e for e in self.entries if e.replica is replica]
+        assert (load.own_running, load.own_tokens) == (len(mine), sum(e.pending for e in mine))
+
+    @precondition(lambda self: self.fleet)
+    @rule(data=st.data())
+    def cache_cleared(self, data: st.DataObject) -> None:
+        replica = self.fleet[data.draw(st.sampled_from(sorted(self.fleet)))]
+        self.balancer.cache_cleared(replica, self._tick())
+
+    @precondition(lambda self: self.gone)
+    @rule(data=st.data(), state=st.sampled_from(State))
+    def news_of_the_gone(self, data: st.DataObject, state: State) -> None:
+        """A probe or poll that was under way when its replica left."""
+        replica = data.draw(st.sampled_from(self.gone))
+        self.balancer.set_state(replica, state, self._tick())
+        self.balancer.report(replica, Load(at=self.now, running=1), self.now)
+        self.balancer.cache_cleared(replica, self.now)
+
+    @rule(name=st.sampled_from(sorted(POLICIES)))
+    def switch(self, name: str) -> None:
+        homes = {k: list(self.balancer.directory.homes(k, self.now)) for k in (b"u", b"v", b"w", b"x", b"y")}
+        self.recorder = Recorder(make(name))
+        self.finished = self.routed = 0
+        self.balancer.switch(self.recorder, self.now)
+        assert homes == {k: self.balancer.directory.homes(k, self.now) for k in homes}
+
+    # Requests
+
+    @rule(target=open_leases, key=_keys, fingerprint=_prints, prompt=_tokens, failed=st.sets(_ids, max_size=2))
+    def acquire(self, key: bytes | None, fingerprint: int, prompt: int, failed: set[str]) -> object:
+        tried = tuple(self.fleet[i] for i in sorted(failed) if i in self.fleet)
+        return self._acquire(Request(key=key, fingerprint=fingerprint, prompt_tokens=prompt, failed=tried))
+
+    @rule(target=open_leases, entry=consumes(open_leases))
+    def redispatch(self, entry: Entry) -> object:
+        """It failed before the first byte: elsewhere, and never again where it failed."""
+        self._finish(entry, Outcome(Cause.UPSTREAM, Phase.CONNECT), None)
+        entry.lease.request.failed += (entry.replica,)
+        return self._acquire(entry.lease.request)
+
+    def _acquire(self, request: Request) -> object:
+        now = self._tick()
+        ready = [r for r in self.fleet.values() if r.state is State.READY]
+        allowed = [r for r in ready if not any(r is f for f in request.failed)]
+        if not allowed:
+            with pytest.raises(NoReplica) as error:
+                self.balancer.acquire(request, now)
+            assert error.value.reason == self._why_none(ready)
+            return multiple()
+        explained = self.balancer.explain(request, now)
+        lease = self.balancer.acquire(request, now)
+        choice = lease.choice
+        assert (lease.replica, choice.reason) == (explained.replica, explained.reason)
+        assert any(lease.replica is r for r in allowed)
+        assert choice.reason in set(Reason)
+        assert choice.wait_s >= 0.0
+        assert all(any(home.replica is r for r in allowed) for home in request.residents)
+        assert request.known or not request.residents
+        self.served[lease.replica] += 1
+        self.routed += 1
+        entry = Entry(lease, lease.replica, max(0, request.prompt_tokens - choice.resident_tokens))
+        self.entries.append(entry)
+        return entry
+
+    def _why_none(self, ready: list[Replica]) -> str:
+        states = {r.state for r in self.fleet.values()}
+        if ready:
+            return "all_failed"
+        if not states:
+            return "no_replicas"
+        return "all_draining" if states == {State.DRAINING} else "all_ejected"
+
+    @rule(entry=open_leases)
+    def first_token(self, entry: Entry) -> None:
+        """Once or more often."""
+        entry.lease.first_token(self._tick())
+        entry.pending = 0
+
+    @rule(target=closed_leases, entry=consumes(open_leases), outcome=_outcomes, usage=_usages)
+    def finish(self, entry: Entry, outcome: Outcome, usage: Usage | None) -> Entry:
+        self._finish(entry, outcome, usage)
+        return entry
+
+    def _finish(self, entry: Entry, outcome: Outcome, usage: Usage | None) -> None:
+        entry.lease.finish(outcome, usage, self._tick())
+        assert entry.lease.finished
+        self.entries.remove(entry)
+        self.finished += 1
+
+    @rule(entry=closed_leases, outcome=_outcomes, usage=_usages)
+    def finish_again(self, entry: Entry, outcome: Outcome, usage: Usage | None) -> None:
+        entry.lease.first_token(self._tick())
+        entry.lease.finish(outcome, usage, self.now)
+
+    @rule(seconds=st.sampled_from([15.0, 100.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    # The books
+
+    @invariant()
+    def load_is_open_leases(self) -> None:
+        for replica, served in self.served.items():
+            mine = [e for e in self.entries if e.replica is replica]
+            assert replica.in_flight == len(mine)
+            assert replica.prefill_tokens == sum(e.pending for e in mine)
+            assert replica.served == served
+
+    @invariant()
+    def only_the_ready_are_candidates(self) -> None:
+        ready = sorted((r for r in self.fleet.values() if r.state is State.READY), key=lambda r: r.id)
+        assert list(self.balancer.ready) == ready
+        assert self.balancer.replicas == self.fleet
+
+    @invariant()
+    def the_directory_is_bounded(self) -> None:
+        directory = self.balancer.directory
+        assert len(directory) <= ROOM
+        for homes in directory._sessions.values():
+            assert 0 < len(homes) <= MAX_BRANCHES
+            assert len({h.fingerprint for h in homes}) == len(homes)
+            assert all(h.tokens >= 0 and h.last_use <= self.now for h in homes)
+
+    @invariant()
+    def the_policy_knows_the_fleet(self) -> None:
+        known: list[Replica] = []
+        for event in self.recorder.events:
+            if isinstance(event, ReplicaAdded):
+                assert event.replica not in known
+                known.append(event.replica)
+            elif isinstance(event, ReplicaRemoved):
+                known.remove(event.replica)
+        assert set(known) == set(self.fleet.values())
+
+    @invariant()
+    def the_policy_hears_of_each_lease_once(self) -> None:
+        assert (self._heard(Routed), self._heard(Finished)) == (self.routed, self.finished)
+
+    def teardown(self) -> None:
+        """When all has ended, nothing is left on any replica that ever was."""
+        for entry in list(self.entries):
+            self._finish(entry, Outcome(Cause.ROUTER, Phase.BODY), None)
+        assert all(r.in_flight == r.prefill_tokens == 0 for r in self.served)
+
+
+TestBalancer = BalancerMachine.TestCase
+TestBalancer.settings = settings(
+    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
