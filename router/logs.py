@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import threading
 import time
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from policies.types import Outcome, Usage
 
@@ -21,7 +22,100 @@ MAX_BATCHES = 256
 MAX_LINES = 4096
 """Lines in one batch."""
 
-_quote = json.encoder.encode_basestring_ascii
+
+class Line(msgspec.Struct, omit_defaults=True):
+    """The canonical line of one request. What does not apply is left out."""
+
+    time: float
+    """When it ended, seconds since the epoch."""
+    request_id: str
+    method: str
+    path: str
+    """Without its query, which may hold secrets."""
+    cause: str
+    phase: str
+    tries: int
+    """Replicas it was sent to."""
+    duration_s: float
+    """From its first byte to its end."""
+    bytes_in: int
+    """Of the request's body."""
+    bytes_out: int
+    """Of the answer, head included."""
+    status: int | None = None
+    """None: nothing was answered."""
+    replica: str | None = None
+    reason: str | None = None
+    """Why that replica."""
+    wait_s: float | None = None
+    """Seconds of waiting expected there when it was chosen."""
+    rule: str | None = None
+    """The identity rule that matched."""
+    session: str | None = None
+    """First 16 hex digits of the affinity key."""
+    refusal: str | None = None
+    """Why the router answered itself."""
+    failed: str | None = None
+    """Why the last replica before failed it."""
+    first_byte_s: float | None = None
+    """From the whole request to the answer's first byte."""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+def line(exchange: Exchange, outcome: Outcome, usage: Usage | None, now: float) -> Line:
+    """What is logged of a finished request."""
+    out = Line(
+        round(time.time(), 3),
+        exchange.identifier.decode("latin-1"),
+        exchange.method.decode("latin-1"),
+        exchange.target.split(b"?", 1)[0][:256].decode("latin-1"),
+        outcome.cause,
+        outcome.phase,
+        exchange.tries,
+        round(now - exchange.started_at, 4),
+        exchange.body_bytes,
+        exchange.sent_bytes,
+        exchange.status or None,
+    )
+    lease = exchange.lease
+    if lease is not None:
+        out.replica = lease.replica.id
+        out.reason = lease.choice.reason
+        out.wait_s = round(lease.choice.wait_s, 4)
+    identity = exchange.identity
+    if identity is not None:
+        out.rule = identity.rule
+        if identity.key is not None:
+            out.session = identity.key.hex()[:16]
+    if exchange.refusal is not None:
+        out.refusal = exchange.refusal.reason
+    out.failed = exchange.why or None
+    if exchange.first_byte_at:
+        out.first_byte_s = round(exchange.first_byte_at - exchange.received_at, 4)
+    if usage is not None:
+        out.prompt_tokens = usage.prompt_tokens
+        out.cached_tokens = usage.cached_tokens
+        out.completion_tokens = usage.completion_tokens
+    return out
+
+
+def text(out: Line) -> bytes:
+    """The line for a person at a terminal."""
+    where = f"{out.replica} ({out.reason})" if out.replica else "-"
+    refusal = f" refused: {out.refusal}" if out.refusal else ""
+    tokens = ""
+    if out.prompt_tokens is not None:
+        cached = "?" if out.cached_tokens is None else out.cached_tokens
+        tokens = f" {cached}/{out.prompt_tokens} tokens cached"
+    ended = "" if out.cause == "done" else f" ended by {out.cause} in {out.phase}"
+    at = time.strftime("%H:%M:%S", time.localtime(out.time))
+    session = f" [{out.rule} {out.session}]" if out.session else ""
+    return (
+        f"{at} {out.status or '-'} {out.method} {out.path}{session} -> {where} {out.duration_s:.3f}s{tokens}"
+        f"{refusal}{ended}\n"
+    ).encode()
 
 
 class AccessLog:
@@ -32,10 +126,11 @@ class AccessLog:
 
     def __init__(self, form: Literal["json", "text"], fd: int) -> None:
         self._json = form == "json"
+        self._encode = msgspec.json.Encoder().encode
         self._fd = fd
-        self._lines: list[str] = []
+        self._lines: list[bytes] = []
         self._flush_due = False
-        self._batches: queue.Queue[str | None] = queue.Queue(MAX_BATCHES)
+        self._batches: queue.Queue[bytes | None] = queue.Queue(MAX_BATCHES)
         self.dropped = 0
         self._thread = threading.Thread(target=self._drain, name="access-log", daemon=True)
         self._thread.start()
@@ -45,9 +140,8 @@ class AccessLog:
         if len(self._lines) >= MAX_LINES:
             self.dropped += 1
             return
-        self._lines.append(
-            self._as_json(exchange, outcome, usage, now) if self._json else self._as_text(exchange, outcome, usage, now)
-        )
+        out = line(exchange, outcome, usage, now)
+        self._lines.append(self._encode(out) + b"\n" if self._json else text(out))
         if not self._flush_due:
             self._flush_due = True
             exchange.proxy.loop.call_later(FLUSH_S, self.flush)
@@ -57,7 +151,7 @@ class AccessLog:
         self._flush_due = False
         if not self._lines:
             return
-        batch = "".join(self._lines)
+        batch = b"".join(self._lines)
         count = len(self._lines)
         self._lines.clear()
         try:
@@ -75,63 +169,9 @@ class AccessLog:
         self._thread.join(2)
 
     def _drain(self) -> None:
-        while (batch := self._batches.get()) is not None:
-            data = batch.encode()
+        while (data := self._batches.get()) is not None:
             try:
                 while data:
                     data = data[os.write(self._fd, data) :]
             except OSError:
                 self.dropped += 1  # nobody reads it any more; serving goes on
-
-    def _as_json(self, exchange: Exchange, outcome: Outcome, usage: Usage | None, now: float) -> str:
-        identity = exchange.identity
-        lease = exchange.lease
-        first = exchange.first_byte_at
-        line = (
-            f'{{"time":{time.time():.3f},"request_id":{_quote(exchange.identifier.decode("latin-1"))}'
-            f',"method":"{exchange.method.decode("latin-1")}","path":{_quote(_path(exchange))}'
-            f',"status":{exchange.status or "null"},"cause":"{outcome.cause}","phase":"{outcome.phase}"'
-        )
-        if lease is not None:
-            choice = lease.choice
-            line += f',"replica":{_quote(lease.replica.id)},"reason":"{choice.reason}","wait_s":{choice.wait_s:.3f}'
-        if exchange.refusal is not None:
-            line += f',"refusal":"{exchange.refusal.reason}"'
-        if identity is not None:
-            key = identity.key
-            line += f',"rule":"{identity.rule}"' + (f',"session":"{key.hex()[:16]}"' if key is not None else "")
-        line += f',"tries":{exchange.tries}'
-        if exchange.why:
-            line += f',"failed":"{exchange.why}"'
-        if first:
-            line += f',"first_byte_s":{first - exchange.received_at:.4f}'
-        line += f',"duration_s":{now - exchange.started_at:.4f}'
-        line += f',"bytes_in":{exchange.body_bytes},"bytes_out":{exchange.sent_bytes}'
-        if usage is not None:
-            line += (
-                f',"prompt_tokens":{_number(usage.prompt_tokens)},"cached_tokens":{_number(usage.cached_tokens)}'
-                f',"completion_tokens":{_number(usage.completion_tokens)}'
-            )
-        return line + "}\n"
-
-    def _as_text(self, exchange: Exchange, outcome: Outcome, usage: Usage | None, now: float) -> str:
-        lease = exchange.lease
-        where = f"{lease.replica.id} ({lease.choice.reason})" if lease is not None else "-"
-        refusal = f" refused: {exchange.refusal.reason}" if exchange.refusal is not None else ""
-        tokens = ""
-        if usage is not None:
-            tokens = f" {_number(usage.cached_tokens)}/{_number(usage.prompt_tokens)} tokens cached"
-        ended = "" if outcome.cause == "done" else f" ended by {outcome.cause} in {outcome.phase}"
-        return (
-            f"{time.strftime('%H:%M:%S')} {exchange.status or '-'} {exchange.method.decode('latin-1')}"
-            f" {_path(exchange)} -> {where} {now - exchange.started_at:.3f}s{tokens}{refusal}{ended}\n"
-        )
-
-
-def _path(exchange: Exchange) -> str:
-    """The path without its query, which may hold secrets."""
-    return exchange.target.split(b"?", 1)[0][:256].decode("latin-1")
-
-
-def _number(value: int | None) -> str:
-    return "null" if value is None else str(value)

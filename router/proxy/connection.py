@@ -145,7 +145,7 @@ class UpstreamConnection(asyncio.Protocol):
     def close(self) -> None:
         """Break off at once, whatever is under way."""
         self.exchange = None
-        self.alive = False
+        self.alive = self.fast = False
         if self.transport is not None:
             self.transport.abort()
 

@@ -166,17 +166,16 @@ class Downstream(asyncio.Protocol):
         if exchange is None:
             return
         proxy = self.proxy
-        size = len(body)
-        exchange.body_bytes += size
-        proxy.body_bytes += size
+        exchange.body_bytes += len(body)
+        proxy.body_bytes += len(body)
+        if exchange.body and len(exchange.body[-1]) < SMALL_CHUNK_BYTES:
+            exchange.body[-1] += body
+        else:
+            exchange.body.append(body)
         if exchange.body_bytes > proxy.limits.body_bytes:
             self._refuse(errors.BODY_TOO_LARGE)
         elif proxy.body_bytes > proxy.limits.body_memory_bytes:
             self._refuse(errors.MEMORY)
-        elif exchange.body and len(exchange.body[-1]) < SMALL_CHUNK_BYTES:
-            exchange.body[-1] += body
-        else:
-            exchange.body.append(body)
 
     def on_message_complete(self) -> None:
         exchange, self._receiving = self._receiving, None

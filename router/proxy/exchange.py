@@ -303,6 +303,7 @@ class Exchange:
     def _commit(self, connection: UpstreamConnection) -> bytes:
         """From here on the client is being answered. Returns the head."""
         self.committed = True
+        self._free_body()
         self.phase = Phase.BODY
         self.since = self.proxy.now
         self.status = connection.status
@@ -448,6 +449,11 @@ class Exchange:
             elif now - self.since > proxy.timeouts.idle_s:
                 self._broken(Cause.TIMEOUT)
 
+    def _free_body(self) -> None:
+        """The request will not be sent again: its body need not be held."""
+        self.proxy.body_bytes -= sum(map(len, self.body))
+        self.body = []
+
     def _finish(self, cause: Cause) -> None:
         """The one place where everything that was taken is given back."""
         if self.finished:
@@ -472,6 +478,5 @@ class Exchange:
         lease = self.lease
         if lease is not None:
             lease.finish(outcome, tokens, now)
-        proxy.body_bytes -= self.body_bytes
+        self._free_body()
         proxy.finished(self, outcome, tokens, now)
-        self.body = []

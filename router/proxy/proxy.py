@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -61,9 +62,10 @@ class Proxy:
         """Request bodies held at present, bytes."""
         self.draining = False
         self.now = 0.0
-        """The loop's clock at the last sweep, seconds: good enough for timeouts."""
+        """The clock at the last sweep, seconds: good enough for timeouts."""
         self.loop: asyncio.AbstractEventLoop
-        self.clock: Callable[[], float]
+        self.clock: Callable[[], float] = time.monotonic
+        """The clock of everything here; uvloop's own is the same one, but counts whole milliseconds."""
         self._prefix = os.urandom(6).hex()
         self._requests = 0
         self._sweeper: asyncio.TimerHandle | None = None
@@ -80,7 +82,6 @@ class Proxy:
     def start(self) -> None:
         """Begin sweeping. To be called in the running loop, before the first connection."""
         self.loop = asyncio.get_running_loop()
-        self.clock = self.loop.time
         self.now = self.clock()
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
