@@ -241,7 +241,10 @@ class Exchange:
             if self._held is not None:
                 self._held += fragments
                 self._first += b"".join(fragments)
-                verdict = sse.first_event(self._first)
+                if self.stream:
+                    verdict = sse.first_event(self._first)
+                else:
+                    verdict = sse.error_body(self._first, connection.complete)
                 if verdict is sse.First.BUSY:
                     self._failed("queue_full", repeatable=True)
                     return
@@ -296,7 +299,13 @@ class Exchange:
                 self.stream = True
             elif lower == b"content-encoding" and value != b"identity":
                 encoded = True
-        if self.stream and status == 200 and not encoded and not self.head_only:
+        if (
+            self.repeatable
+            and not encoded
+            and not self.head_only
+            and ((status == 200 and self.stream) or (status == 400 and self.path == "v1/responses"))
+        ):
+            self.stream = status == 200
             self._held = []
         return True
 

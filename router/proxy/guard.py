@@ -103,4 +103,7 @@ def is_admin(path: str, allowed: frozenset[str]) -> bool:
 
 def is_repeatable(method: bytes, path: str) -> bool:
     """Whether the request may be run again though a replica may have begun it."""
-    return path in REPEATABLE_PATHS or method in _REPEATABLE_METHODS
+    if method in _REPEATABLE_METHODS or path in REPEATABLE_PATHS:
+        return True
+    version = path.rfind("/v1/")  # an API under a prefix is the same API
+    return version >= 0 and path[version + 1 :] in REPEATABLE_PATHS

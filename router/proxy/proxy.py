@@ -45,6 +45,7 @@ class Proxy:
         metrics: Metrics,
         access_log: AccessLog,
         health: Health,
+        sweep_s: float = SWEEP_S,
     ) -> None:
         self.balancer = balancer
         self.identity = identity
@@ -68,6 +69,7 @@ class Proxy:
         """The clock of everything here; uvloop's own is the same one, but counts whole milliseconds."""
         self._prefix = os.urandom(6).hex()
         self._requests = 0
+        self._sweep_s = sweep_s
         self._sweeper: asyncio.TimerHandle | None = None
 
     @property
@@ -83,7 +85,7 @@ class Proxy:
         """Begin sweeping. To be called in the running loop, before the first connection."""
         self.loop = asyncio.get_running_loop()
         self.now = self.clock()
-        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        self._sweeper = self.loop.call_later(self._sweep_s, self._sweep)
 
     def stop(self) -> None:
         """Stop sweeping."""
@@ -99,7 +101,7 @@ class Proxy:
 
     def _sweep(self) -> None:
         self.now = now = self.clock()
-        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        self._sweeper = self.loop.call_later(self._sweep_s, self._sweep)
         for downstream in list(self.downstreams):
             downstream.sweep(now)
         for replica in self.balancer.replicas.values():
