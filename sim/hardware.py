@@ -1,0 +1,200 @@
+"""How long a replica's GPUs take for a prefill chunk and for a decode step.
+
+Source of every number: the tables in `sim/data/aic_kimi_b200` (see its SOURCE.md), which are predictions of NVIDIA
+AIConfigurator 0.12 from measured operator tables, not measurements of a server. Against ten published measurements
+of this model at 8k-token contexts they were off by 7 % on average; at 100k-token contexts nothing was found to
+check them with.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+CHUNK_TOKENS = 8192
+"""Prompt tokens in one prefill pass, the chunk of the study the constants come from."""
+
+ACCEPT_LENGTH = 2.3
+"""Tokens a speculative verify step yields: Kimi K2.6 EAGLE3 on long multi-turn prompts (measured: 2.29, mean of
+all prompts 2.49). The decode table is without speculation, so its step time is divided by this."""
+
+Row = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Selects one configuration of the tables."""
+
+    model: str
+    system: str
+    tp: int
+    kv_dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A named configuration, with the KV tokens that fit beside its weights."""
+
+    key: Key
+    kv_tokens: int
+    """At memory fraction 0.90 of 192.3 GB a GPU, 595 GB of weights over the GPUs, 70,272 bytes a token in BF16."""
+
+
+_INT4 = "moonshotai/Kimi-K2.5"
+_NVFP4 = "nvidia/Kimi-K2.6-NVFP4"
+PRESETS = {
+    "kimi-int4-tp4-bf16": Preset(Key(_INT4, "b200_sxm", 4, "bfloat16"), 346_000),
+    "kimi-int4-tp4-fp8": Preset(Key(_INT4, "b200_sxm", 4, "fp8"), 691_000),
+    "kimi-int4-tp8-bf16": Preset(Key(_INT4, "b200_sxm", 8, "bfloat16"), 1_400_000),
+    "kimi-int4-tp8-fp8": Preset(Key(_INT4, "b200_sxm", 8, "fp8"), 2_810_000),
+    "kimi-nvfp4-tp4-fp8": Preset(Key(_NVFP4, "b200_sxm", 4, "fp8"), 691_000),
+    "kimi-nvfp4-tp8-fp8": Preset(Key(_NVFP4, "b200_sxm", 8, "fp8"), 2_810_000),
+}
+DEFAULT_PRESET = "kimi-int4-tp4-bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Time of one prefill pass, fitted: `a + b n + c n p + d n^2 / 2` seconds for n new tokens on p cached ones.
+
+    The third term is attention of the new tokens over the cached ones, the fourth over each other.
+    """
+
+    a: float
+    b: float
+    c: float
+    d: float
+
+    def chunk_seconds(self, new_tokens: int, prefix_tokens: int) -> float:
+        """One pass over at most `CHUNK_TOKENS` new tokens."""
+        n = new_tokens
+        return self.a + n * (self.b + self.c * prefix_tokens + self.d * n / 2)
+
+    def seconds(self, new_tokens: int, prefix_tokens: int) -> float:
+        """All passes of a prompt whose first `prefix_tokens` are resident; 0 when nothing is new."""
+        total = 0.0
+        end = prefix_tokens + new_tokens
+        for start in range(prefix_tokens, end, CHUNK_TOKENS):
+            total += self.chunk_seconds(min(CHUNK_TOKENS, end - start), start)
+        return total
+
+
+class Decode:
+    """Time of one decode step: the table, interpolated linearly in batch and in mean context.
+
+    Outside the table the nearest two columns are continued, except below its shortest context, where the time of the
+    shortest is kept: a step has a floor that does not come from the context.
+    """
+
+    __slots__ = ("_batches", "_contexts", "_seconds")
+
+    def __init__(self, contexts: Sequence[float], batches: Sequence[float], seconds: Sequence[Sequence[float]]) -> None:
+        """`seconds[i][j]` belongs to `contexts[i]` (tokens) and `batches[j]` (requests), both ascending."""
+        self._contexts = contexts
+        self._batches = batches
+        self._seconds = seconds
+
+    def step_seconds(self, batch: int, context_tokens: float) -> float:
+        """One step of `batch` requests with `context_tokens` tokens each on average."""
+        contexts, batches = self._contexts, self._batches
+        context = max(context_tokens, contexts[0])
+        i = min(max(bisect_right(contexts, context) - 1, 0), len(contexts) - 2)
+        j = min(max(bisect_right(batches, batch) - 1, 0), len(batches) - 2)
+        u = (context - contexts[i]) / (contexts[i + 1] - contexts[i])
+        v = (batch - batches[j]) / (batches[j + 1] - batches[j])
+        low, high = self._seconds[i], self._seconds[i + 1]
+        return (1 - u) * ((1 - v) * low[j] + v * low[j + 1]) + u * ((1 - v) * high[j] + v * high[j + 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Times of one replica, in seconds."""
+
+    prefill: Prefill
+    decode: Decode
+    accept_length: float = ACCEPT_LENGTH
+
+    def prefill_seconds(self, new_tokens: int, prefix_tokens: int) -> float:
+        """One prefill pass; `new_tokens` is at most `CHUNK_TOKENS`."""
+        return self.prefill.chunk_seconds(new_tokens, prefix_tokens)
+
+    def token_seconds(self, batch: int, context_tokens: float) -> float:
+        """Time between two tokens of each request in a decode batch, speculation included."""
+        return self.decode.step_seconds(batch, context_tokens) / self.accept_length
+
+
+@cache
+def load(name: str = DEFAULT_PRESET) -> Hardware:
+    """The hardware of a preset; ValueError names the presets there are."""
+    preset = PRESETS.get(name)
+    if preset is None:
+        raise ValueError(f"no hardware preset {name!r}; known: {', '.join(PRESETS)}")
+    return Hardware(fit_prefill(prefill_rows(preset.key)), decode_table(decode_rows(preset.key)))
+
+
+def prefill_rows(key: Key) -> list[Row]:
+    """(new tokens, prefix tokens, seconds) of the table."""
+    return _rows("prefill_latency.csv.gz", key, "new_tokens", "prefix_tokens", "prefill_ms")
+
+
+def decode_rows(key: Key) -> list[Row]:
+    """(context tokens, batch, seconds) of the table, without speculation."""
+    return _rows("decode_latency.csv.gz", key, "context_tokens", "batch", "decode_step_ms")
+
+
+def fit_prefill(rows: Iterable[Row]) -> Prefill:
+    """Least squares of the relative error over rows of (new tokens, prefix tokens, seconds).
+
+    Of the relative error, so that the short prefills of a resident session count as much as cold ones.
+    """
+    normal = [[0.0] * 5 for _ in range(4)]
+    for n, p, seconds in rows:
+        terms = [1 / seconds, n / seconds, n * p / seconds, n * n / 2 / seconds, 1.0]
+        for i in range(4):
+            for j in range(5):
+                normal[i][j] += terms[i] * terms[j]
+    return Prefill(*_solve(normal))
+
+
+def decode_table(rows: Sequence[Row]) -> Decode:
+    """The grid of rows of (context tokens, batch, seconds)."""
+    contexts = sorted({row[0] for row in rows})
+    batches = sorted({row[1] for row in rows})
+    seconds = {(context, batch): value for context, batch, value in rows}
+    return Decode(contexts, batches, [[seconds[context, batch] for batch in batches] for context in contexts])
+
+
+def _rows(name: str, key: Key, x: str, y: str, milliseconds: str) -> list[Row]:
+    wanted = (key.model, key.system, str(key.tp), key.kv_dtype)
+    packed = resources.files("sim").joinpath("data", "aic_kimi_b200", name).read_bytes()
+    table = csv.DictReader(gzip.decompress(packed).decode().splitlines())
+    return [
+        (float(row[x]), float(row[y]), float(row[milliseconds]) / 1000)
+        for row in table
+        if (row["model"], row["system"], row["tp"], row["kv_dtype"]) == wanted
+    ]
+
+
+def _solve(augmented: list[list[float]]) -> list[float]:
+    """Gauss-Jordan elimination with partial pivoting; the last column is the right-hand side."""
+    size = len(augmented)
+    # The columns differ by ten orders of magnitude (1 against n * p): scaled to their diagonal first.
+    scale = [augmented[i][i] ** 0.5 for i in range(size)]
+    rows = [
+        [value / scale[i] / (scale[j] if j < size else 1.0) for j, value in enumerate(row)]
+        for i, row in enumerate(augmented)
+    ]
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda i: abs(rows[i][column]))
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        rows[column] = [value / rows[column][column] for value in rows[column]]
+        for i in range(size):
+            if i != column:
+                factor = rows[i][column]
+                rows[i] = [value - factor * top for value, top in zip(rows[i], rows[column], strict=True)]
+    return [rows[i][size] / scale[i] for i in range(size)]
