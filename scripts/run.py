@@ -15,7 +15,7 @@ EMULATED = 3
 
 def emulate(count: int) -> tuple[subprocess.Popen[str], list[str]]:
     """Start emulated replicas on free ports. Returns the process and their URLs."""
-    command = [sys.executable, "-m", "sim.emulator", *["--port", "0"] * count]
+    command = [sys.executable, "-m", "sim.emulator", *["--port", "0"] * count, "--default-include-usage"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     urls = []

@@ -28,7 +28,7 @@ CORE_FORBIDDEN = {
 }
 CORE_FORBIDDEN_NAMES = {"open", "print", "input", "eval", "exec", "__import__", "breakpoint"}
 
-HTTPX_ROOMS = ("router.health", "router.reports", "router.admin", "router.cli", "router.discovery")
+HTTPX_ROOMS = ("router.ask", "router.discovery")
 """Control plane: periodic or administrative work, where a general HTTP client is the right tool."""
 
 OFF_THE_DATA_PATH = {"httpx", "starlette", "requests", "aiohttp", "redis", "pydantic_settings"}

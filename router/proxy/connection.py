@@ -27,8 +27,6 @@ TAIL_READ_BYTES = 4096
 _whole_chunk = re.compile(rb"([1-9a-fA-F][0-9a-fA-F]{0,7})\r\n").match
 """The size line of a chunk that is neither the last one nor has extensions."""
 
-_NOTHING: frozenset[bytes] = frozenset()
-
 
 def _nowhere(data: bytes) -> None:
     raise RuntimeError("relaying without a client")
@@ -95,7 +93,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.unsound: str | None = None
         """Why the answer cannot be passed on, if it cannot."""
         self.keep_alive = False
-        self.interim: list[tuple[int, bytes, list[Header]]] = []
+        self.interim: list[tuple[int, bytes, list[Header], frozenset[bytes]]] = []
+        """1xx answers: status, phrase, headers, and which of those are for this hop only."""
         self.fragments: list[bytes] = []
         self.received = 0
         """Bytes parsed."""
@@ -140,7 +139,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._reset()
             self.upstream.put(self, now)
         else:
-            transport.close()
+            self.close()  # at once: a replica that answered early may never read the rest of the request
 
     def close(self) -> None:
         """Break off at once, whatever is under way."""
@@ -261,10 +260,12 @@ class UpstreamConnection(asyncio.Protocol):
             self._interims += 1
             if self._interims > MAX_INTERIM:
                 self.unsound = "it sends 1xx answers without end"
-            self.interim.append((status, self.phrase, self.headers))
+            headers = [header for header in self.headers if header[0] != b"content-length"]
+            self.interim.append((status, self.phrase, headers, self.hop))
             self.headers = []
             self.connection_values = []
             self.phrase = b""
+            self.chunked = self.delimited = False
             return
         self.status = status
         self.headed = True
@@ -278,7 +279,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._parser = httptools.HttpResponseParser(self)
 
     def on_body(self, body: bytes) -> None:
-        if not self._poisoned and not self.complete:
+        if self.complete:
+            self._poisoned = True  # an answer to HEAD with a body
+        elif not self._poisoned:
             self.fragments.append(body)
 
     def on_chunk_header(self) -> None:

@@ -91,6 +91,8 @@ class Downstream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._discarding:
             return
+        receiving = self._receiving
+        body_bytes = receiving.body_bytes if receiving is not None else 0
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -98,11 +100,15 @@ class Downstream(asyncio.Protocol):
         except httptools.HttpParserError as error:
             if not self._discarding:  # else it is what follows the last request that is answered
                 self._malformed(error)
-        receiving = self._receiving
-        if receiving is not None and not receiving.headed:
-            self._head_bytes += len(data)
-            if self._head_bytes > self.proxy.limits.header_bytes:
-                self._refuse(errors.HEADERS_TOO_LARGE)
+        if receiving is not None and receiving is self._receiving:
+            # Reads that bring no body bring a head or trailers. The read in which a request begins is not
+            # counted, since the one before may end in it; heads that are whole are measured exactly.
+            if receiving.body_bytes == body_bytes:
+                self._head_bytes += len(data)
+                if self._head_bytes > self.proxy.limits.header_bytes:
+                    self._refuse(errors.HEADERS_TOO_LARGE)
+            else:
+                self._head_bytes = 0
 
     def eof_received(self) -> bool:
         if self._queue:
@@ -126,8 +132,11 @@ class Downstream(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.paused_since = None
-        if self._queue and (connection := self._queue[0].connection) is not None:
-            connection.resume()
+        if self._queue:
+            if (connection := self._queue[0].connection) is not None:
+                connection.resume()
+            else:
+                self.proxy.loop.call_soon(self._next)
 
     # uvicorn
 
@@ -137,9 +146,20 @@ class Downstream(asyncio.Protocol):
         if not self._queue and self._receiving is None:
             self._close()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being received or answered."""
+        return bool(self._queue) or self._receiving is not None
+
+    def abort(self) -> None:
+        """End it at once."""
+        self.transport.abort()
+
     # Receiving: httptools callbacks
 
     def on_message_begin(self) -> None:
+        if self._discarding:
+            return  # it follows, in the same read, one that was refused
         self._receiving = Exchange(self)
         self._head_bytes = 0
 
@@ -298,7 +318,7 @@ class Downstream(asyncio.Protocol):
 
     def _enqueue(self, exchange: Exchange) -> None:
         self._queue.append(exchange)
-        if len(self._queue) == 1:
+        if len(self._queue) == 1 and self.paused_since is None:
             exchange.start()
         elif len(self._queue) >= MAX_PIPELINED and not self._read_paused:
             self._read_paused = True
@@ -316,14 +336,17 @@ class Downstream(asyncio.Protocol):
         if self._queue:
             # Not at once: a thousand pipelined refusals would otherwise nest a thousand deep.
             self.proxy.loop.call_soon(self._next)
-        elif self._receiving is not None and self._receiving.expect_continue:
-            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif self._receiving is not None:
+            self._receiving.since = self._since  # it had to wait for the answer before
+            if self._receiving.expect_continue:
+                self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if self._read_paused and len(self._queue) < MAX_PIPELINED:
             self._read_paused = False
             self.transport.resume_reading()
 
     def _next(self) -> None:
-        if self._queue and self._queue[0].phase is Phase.REQUEST:
+        # Not for a client that does not read: it could make the answers pile up by asking on.
+        if self._queue and self.paused_since is None and self._queue[0].phase is Phase.REQUEST:
             self._queue[0].start()
 
     def break_off(self, exchange: Exchange) -> None:

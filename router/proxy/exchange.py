@@ -199,7 +199,10 @@ class Exchange:
             self._failed("connect", repeatable=True)
         else:
             self.connect_task = None
-            self._send(connection)
+            if connection.alive:
+                self._send(connection)
+            else:  # lost before this task ran again
+                self._failed("connect", repeatable=True)
 
     def _send(self, connection: UpstreamConnection) -> None:
         upstream = connection.upstream
@@ -275,10 +278,10 @@ class Exchange:
             self._broken(Cause.UPSTREAM)
 
     def _pass_interim(self, connection: UpstreamConnection) -> None:
-        for status, phrase, headers in connection.interim:
+        for status, phrase, headers, hop in connection.interim:
             if status not in (100, 101) and not self.http10 and not self.committed:
                 head = response_head(
-                    status, phrase, headers, hop=connection.hop, framing=b"", extra=b"", identifier=self.identifier
+                    status, phrase, headers, hop=hop, framing=b"", extra=b"", identifier=self.identifier
                 )
                 self.downstream.write(head)
         connection.interim = []
@@ -336,11 +339,14 @@ class Exchange:
         if self._chunk_out and connection.chunked:
             connection.write = self.downstream.write
             connection.relaying = True
+        hop = connection.hop
+        if connection.status == 204:
+            hop |= {b"content-length"}  # RFC 9110, section 8.6: there is no body, whatever length is claimed
         return response_head(
             connection.status,
             connection.phrase,
             connection.headers,
-            hop=connection.hop,
+            hop=hop,
             framing=framing,
             extra=extra,
             identifier=self.identifier,
@@ -394,6 +400,7 @@ class Exchange:
             proxy.metrics.redispatched(why)
             self._held = None
             self._first = b""
+            self.stream = False
             self._dispatch()
 
     def _drop_upstream(self) -> None:

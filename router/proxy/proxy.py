@@ -99,6 +99,13 @@ class Proxy:
         for downstream in list(self.downstreams):
             downstream.shutdown()
 
+    def cut(self) -> int:
+        """Break off every connection. Returns how many requests were under way."""
+        under_way = sum(downstream.busy for downstream in self.downstreams)
+        for downstream in list(self.downstreams):
+            downstream.abort()
+        return under_way
+
     def _sweep(self) -> None:
         self.now = now = self.clock()
         self._sweeper = self.loop.call_later(self._sweep_s, self._sweep)

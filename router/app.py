@@ -1,0 +1,186 @@
+"""The composition root: settings in, a running router out, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from policies import registry
+from policies.balancer import Balancer
+from policies.directory import Directory
+from router.admin import Admin
+from router.fleet import Fleet
+from router.health import Health
+from router.identity import DEFAULT_RULES, IdentityRules, parse_rules
+from router.logs import AccessLog
+from router.metrics import Metrics
+from router.proxy.proxy import Proxy
+from router.reports import Reports
+from router.settings import Settings
+
+log = logging.getLogger("warmroute")
+
+FIRST_PROBES_S = 5.0
+"""How long readiness waits for the first probe of every replica."""
+BACKLOG = 4096
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that leaves signals to the router."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Router:
+    """One process: data plane, core and control plane."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.clock = time.monotonic
+        directory = Directory(settings.directory.max_sessions, settings.directory.idle_s)
+        self.balancer = Balancer(registry.make(settings.policy.name, settings.policy.parameters), directory)
+        rules = DEFAULT_RULES if settings.identity.rules is None else parse_rules(settings.identity.rules)
+        self.identity = IdentityRules(rules, settings.identity.secret.get_secret_value().encode())
+        self.metrics = Metrics(self.balancer)
+        self.health = Health(self.balancer, settings.health, self.clock)
+        self.reports = Reports(self.balancer, settings.reports, self.clock)
+        self.fleet = Fleet(self.balancer, self.health, self.reports, settings, self.clock)
+        form = settings.log.format
+        if form == "auto":
+            form = "text" if sys.stdout.isatty() else "json"
+        self.access_log = AccessLog(form, sys.stdout.fileno())
+        self.proxy = Proxy(
+            balancer=self.balancer,
+            identity=self.identity,
+            settings=settings,
+            metrics=self.metrics,
+            access_log=self.access_log,
+            health=self.health,
+        )
+        self.metrics.proxy = self.proxy
+        self._started_at = self.clock()
+        self._stop = asyncio.Event()
+        self._signals = 0
+
+    def not_ready(self) -> str | None:
+        """Why no more traffic should come; None when it may."""
+        if self.proxy.draining or self._stop.is_set():
+            return "draining"
+        if not self.health.probed and self.clock() - self._started_at < FIRST_PROBES_S:
+            return "the first probes are not back yet"
+        if not self.balancer.ready:
+            return "no replica is ready"
+        return None
+
+    async def run(self) -> int:
+        """Serve until told to stop. Returns the exit code: 1 if streams were cut, else 0."""
+        settings = self.settings
+        _raise_file_limit()
+        sockets = [_bind(settings.host, settings.port), _bind(settings.admin.host, settings.admin.port)]
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        self.proxy.start()
+        for given in settings.replicas:
+            self.fleet.join(given)
+        data = _Server(_config(_no_app, http=self.proxy.protocol))
+        admin = _Server(_config(Admin(self).app()))
+        self._announce(sockets)
+        # What is there now stays for good. Requests make little garbage in cycles, so collections may be rare:
+        # each would stop all streams for as long as it takes to walk the sessions.
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 50)
+        serving = [asyncio.create_task(data.serve([sockets[0]])), asyncio.create_task(admin.serve([sockets[1]]))]
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        cut = await self._drain(data, serving[0])
+        admin.should_exit = True
+        admin.force_exit = True
+        await asyncio.gather(*serving, return_exceptions=True)
+        await self.health.stop()
+        await self.reports.stop()
+        self.proxy.stop()
+        self.access_log.close()
+        return 1 if cut else 0
+
+    def _signalled(self) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            log.info("stopping: not ready from now on; again to stop at once")
+        self._stop.set()
+
+    async def _drain(self, server: _Server, serving: asyncio.Task[None]) -> int:
+        """Take nothing new, let streams end. Returns how many connections were cut."""
+        drain = self.settings.drain
+        await self._wait(drain.delay_s, lambda: False)
+        self.proxy.begin_drain()
+        server.should_exit = True
+        if await self._wait(drain.grace_s, lambda: self.proxy.connections == 0):
+            await serving
+            return 0
+        cut = self.proxy.cut()
+        server.force_exit = True
+        if cut:
+            log.warning("%d requests were cut off", cut)
+        return cut
+
+    async def _wait(self, seconds: float, done: Any) -> bool:
+        """Wait for so long, or until `done()`, or until a second signal. Whether it was done."""
+        end = self.clock() + seconds
+        while not done():
+            if self.clock() >= end or self._signals > 1:
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    def _announce(self, sockets: list[socket.socket]) -> None:
+        data, admin = (sock.getsockname() for sock in sockets)
+        log.info("warmroute listens on http://%s:%d, admin on http://%s:%d", *data[:2], *admin[:2])
+        names = ", ".join(replica.id for replica in self.settings.replicas) or "none: every request will be refused"
+        log.info("policy %s over %d replicas: %s", self.balancer.policy.name, len(self.settings.replicas), names)
+
+
+async def _no_app(scope: Any, receive: Any, send: Any) -> None:
+    """uvicorn wants an application; the data plane's protocol never calls it."""
+
+
+def _config(app: Any, **given: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app, lifespan="off", log_config=None, access_log=False, proxy_headers=False, backlog=BACKLOG, **given
+    )
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A bound socket. Raises OSError that names host and port."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+        )[0]
+        sock = socket.socket(family, kind, proto)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}: choose another host or port") from None
+    sock.setblocking(False)
+    return sock
+
+
+def _raise_file_limit() -> None:
+    """Every stream takes two descriptors; the usual soft limit of 1,024 is soon reached."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
