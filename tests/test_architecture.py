@@ -203,7 +203,7 @@ def test_a_module_without_a_docstring_is_found(module: str, source: str) -> None
         ("policies.x", "from .random import Random\nfrom . import random"),
         ("policies.x", "def f(time: float, open_leases: int) -> float:\n    return time"),
         ("router.proxy.relay", "import asyncio, time\nfrom policies.balancer import Balancer"),
-        ("router.health", "import httpx"),
+        ("router.ask", "import httpx"),
         ("router.discovery.dns", "import httpx"),
         ("router.app", "from router.sim_names import x\nfrom . import sim"),
         ("sim.replay", "from policies.balancer import Balancer\nimport random"),

@@ -4,7 +4,8 @@ The fingerprint covers the system prompt and the first user turn: the user messa
 and OpenCode's title call begin with a message that is the same in many sessions; the prompt comes in the next).
 Later turns only append, so they keep it, and a fork keeps it, too. Text is hashed as the client wrote it in JSON,
 which is the same in every turn of one client, and costs no decoding. Not covered, because they change while the
-conversation goes on: item ids, cache marks, tools, and system messages after the first user message.
+conversation goes on: item ids, cache marks, tools, reminders that a program adds to what the user said, and system
+messages after the first user message.
 
 A client that rewrites its beginning (compaction, a clock in the system prompt) gets a new fingerprint; the engine's
 cached prefix ends at the same place.
@@ -39,6 +40,10 @@ MAX_BLOCKS = 1024
 
 _BILLING = b'"x-anthropic-billing-header:'
 """Claude Code's first system block: accounting, not prompt; it had a part that changed with every request once."""
+
+_REMINDER = b'"<system-reminder>'
+"""How Claude Code and Qwen Code mark what the program adds to the user's message. Qwen Code adds the date to the newest
+message only, so that the first one loses that part with the second turn (seen with 0.24.4)."""
 
 _SYSTEM = ("system", "developer")
 
@@ -107,7 +112,8 @@ def _begin(messages: list[Raw], system: list[bytes], user: list[bytes]) -> None:
             continue
         if message.role == "user":
             asked = True
-            user += _texts(message.content)
+            said = _texts(message.content)
+            user += [text for text in said if not text.startswith(_REMINDER)] or said
         elif message.role in _SYSTEM:
             if not asked:
                 system += _texts(message.content)

@@ -145,8 +145,12 @@ class Exchange:
         proxy = self.proxy
         identity = proxy.identity.from_headers(self.known)
         needs = proxy.balancer.policy.needs
-        if self.body_bytes and (
-            Needs.FINGERPRINT in needs or Needs.BLOCKS in needs or (identity.key is None and Needs.SESSION in needs)
+        if (
+            self.body_bytes
+            and guard.is_conversation(self.path)
+            and (
+                Needs.FINGERPRINT in needs or Needs.BLOCKS in needs or (identity.key is None and Needs.SESSION in needs)
+            )
         ):
             if len(self.body) > 1:
                 self.body = [b"".join(self.body)]
@@ -306,7 +310,7 @@ class Exchange:
             self.repeatable
             and not encoded
             and not self.head_only
-            and ((status == 200 and self.stream) or (status == 400 and self.path == "v1/responses"))
+            and ((status == 200 and self.stream) or (status == 400 and self.path.endswith("v1/responses")))
         ):
             self.stream = status == 200
             self._held = []

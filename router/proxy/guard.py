@@ -73,6 +73,17 @@ REPEATABLE_PATHS = frozenset(
 )
 """Inference: running it twice costs time and changes nothing."""
 
+CONVERSATION_PATHS = REPEATABLE_PATHS - {
+    "v1/classify",
+    "v1/detokenize",
+    "v1/embeddings",
+    "v1/rerank",
+    "v1/score",
+    "v1/tokenize",
+}
+"""Inference whose prompt may be one turn of many. The others are single shots: there is no session to look for in
+their bodies, and remembering each would push real sessions out."""
+
 _REPEATABLE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"PUT", b"DELETE"})
 """Idempotent by RFC 9110, section 9.2.2."""
 
@@ -103,7 +114,15 @@ def is_admin(path: str, allowed: frozenset[str]) -> bool:
 
 def is_repeatable(method: bytes, path: str) -> bool:
     """Whether the request may be run again though a replica may have begun it."""
-    if method in _REPEATABLE_METHODS or path in REPEATABLE_PATHS:
-        return True
-    version = path.rfind("/v1/")  # an API under a prefix is the same API
-    return version >= 0 and path[version + 1 :] in REPEATABLE_PATHS
+    return method in _REPEATABLE_METHODS or _unprefixed(path) in REPEATABLE_PATHS
+
+
+def is_conversation(path: str) -> bool:
+    """Whether the body may hold a turn of a conversation."""
+    return _unprefixed(path) in CONVERSATION_PATHS
+
+
+def _unprefixed(path: str) -> str:
+    """An API under a prefix is the same API."""
+    version = path.rfind("/v1/")
+    return path[version + 1 :] if version >= 0 else path

@@ -53,7 +53,7 @@ OPENCODE = Agent(
 )
 CODEX = Agent(
     name="codex",
-    rule="thread-id",
+    rule="session-id",
     first=(_CODEX, "exec", "--skip-git-repo-check"),
     again=(_CODEX, "exec", "--skip-git-repo-check", "resume", "--last"),
     environment={"OPENAI_API_KEY": "unused"},

@@ -30,7 +30,7 @@ async def entry(router: Router, request_id: str) -> Entry:
     """The line of a request that has ended, or is about to."""
     line: dict[str, Any] = await asyncio.to_thread(router.entry, request_id)
     return Entry(
-        status=line["status"],
+        status=line.get("status"),
         replica=line.get("replica", ""),
         reason=line.get("reason", ""),
         tries=line["tries"],

@@ -15,11 +15,13 @@ import uvicorn
 from policies.balancer import Balancer
 from policies.registry import make
 from policies.types import Replica
+from router.identity import IdentityRules
 from router.logs import AccessLog
 from router.metrics import Metrics
 from router.proxy.exchange import Exchange
 from router.proxy.proxy import Proxy
 from router.proxy.upstream import Upstream
+from router.settings import Settings
 from tests.fakes.client import RawClient
 from tests.fakes.upstream import ScriptedUpstream
 from tests.fakes.wire import eventually
@@ -48,8 +50,9 @@ async def _no_app(scope: object, receive: object, send: object) -> None:
 class Proxied:
     """A Proxy with its Balancer, on an ephemeral port. Replicas are called a, b, c in the order given."""
 
-    def __init__(self, settings: Any, identity: Any, log: Path, *, policy: str, sweep_s: float) -> None:
-        self.balancer = Balancer(make(policy))
+    def __init__(self, settings: Settings, identity: IdentityRules, log: Path, *, sweep_s: float) -> None:
+        self._settings = settings
+        self.balancer = Balancer(make(settings.policy.name, settings.policy.parameters))
         self.metrics = Metrics(self.balancer)
         self.health = RecordingHealth()
         self._log = log
@@ -74,11 +77,14 @@ class Proxied:
         self._server: uvicorn.Server
         self._replicas: list[Replica] = []
 
-    async def start(self, urls: Sequence[str], *, connect_s: float, idle_s: float) -> None:
+    async def start(self, urls: Sequence[str]) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: self.errors.append(context))
         for name, url in zip("abcdefgh", urls, strict=False):
-            replica = Replica(name, address=Upstream(url, connect_s=connect_s, idle_s=idle_s))
+            address = Upstream(
+                url, connect_s=self._settings.timeouts.connect_s, idle_s=self._settings.pool.idle_s
+            )
+            replica = Replica(name, address=address)
             self._replicas.append(replica)
             self.balancer.join(replica, loop.time())
         self.proxy.start()

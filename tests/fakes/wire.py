@@ -70,7 +70,9 @@ class Wire(asyncio.Protocol):
     # Writing
 
     def send(self, data: bytes) -> None:
-        """Write at once, as one write."""
+        """Write at once, as one write. Raises Ended when this end is closed already."""
+        if self.transport.is_closing():
+            raise Ended(self.ended, bytes(self.buffer))
         self.transport.write(data)
 
     async def drip(self, data: bytes, size: int = 1) -> None:
