@@ -25,13 +25,17 @@ def expected_wait(replica: Replica, now: float) -> float:
     """
     running = replica.in_flight
     tokens = replica.prefill_tokens
-    speed = PREFILL_TOKENS_PER_S
     load = replica.load
-    if load is not None:
-        if load.prefill_tokens_per_s is not None and load.prefill_tokens_per_s > 0.0:
-            speed = load.prefill_tokens_per_s
-        if now - load.at <= REPORT_MAX_AGE_S:
-            seen = (load.running or 0) + (load.waiting or 0)
-            running += max(0, seen - load.own_running)
-            tokens += max(0, (load.waiting_tokens or 0) - load.own_tokens)
+    if load is None:
+        return tokens / PREFILL_TOKENS_PER_S + running * RUNNING_S
+    speed = load.prefill_tokens_per_s
+    if speed is None or not speed > 0.0:
+        speed = PREFILL_TOKENS_PER_S
+    if now - load.at <= REPORT_MAX_AGE_S:
+        others = (load.running or 0) + (load.waiting or 0) - load.own_running
+        if others > 0:
+            running += others
+        others = (load.waiting_tokens or 0) - load.own_tokens
+        if others > 0:
+            tokens += others
     return tokens / speed + running * RUNNING_S

@@ -7,7 +7,7 @@ Schindelhauer & Schomaker 2005: a replica's score is -w / ln(u), u uniform in (0
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from math import log
 
 from xxhash import xxh3_64_intdigest
@@ -29,6 +29,18 @@ def score(key: bytes, replica: Replica) -> float:
     return -replica.weight / log(uniform(key, replica.id))
 
 
-def rendezvous(key: bytes, candidates: Iterable[Replica]) -> Replica:
+def rendezvous(key: bytes, candidates: Sequence[Replica]) -> Replica:
     """The candidate that ranks first for the key. Raises ValueError when there is none."""
-    return max(candidates, key=lambda r: (score(key, r), r.id))
+    if not candidates:
+        raise ValueError("there is no candidate to rank")
+    weight = candidates[0].weight
+    best = candidates[0]
+    highest = -1
+    for replica in candidates:
+        if replica.weight != weight:
+            return max(candidates, key=lambda r: (score(key, r), r.id))
+        # Among equal weights the score grows with the digest, so the logarithm need not be taken.
+        digest = xxh3_64_intdigest(key + replica.salt)
+        if digest > highest:
+            best, highest = replica, digest
+    return best

@@ -31,16 +31,16 @@ class SessionAffinity(Policy):
             resident = min(home.tokens, request.prompt_tokens) if home.same_conversation else 0
             return Choice(home.replica, Reason.HOME, expected_wait(home.replica, now), resident)
         waits = [expected_wait(r, now) for r in candidates]
-        limit = min(waits) + self.tie_s
-        near = [(r, w) for r, w in zip(candidates, waits, strict=True) if w <= limit]
-        if request.key is None:
-            replica, wait = min(near, key=lambda rw: (rw[1], rw[0].last_lease))
-            return Choice(replica, Reason.NO_SESSION, wait)
-        if len(near) == 1:
-            replica, wait = near[0]
+        least = min(waits)
+        limit = least + self.tie_s
+        if max(waits) <= limit:
+            near = candidates
         else:
-            replica = hashing.rendezvous(request.key, [r for r, _ in near])
-            wait = expected_wait(replica, now)
+            near = [r for r, wait in zip(candidates, waits, strict=True) if wait <= limit]
+        if request.key is None:
+            return Choice(min(near, key=lambda r: (expected_wait(r, now), r.last_lease)), Reason.NO_SESSION, least)
+        replica = near[0] if len(near) == 1 else hashing.rendezvous(request.key, near)
+        wait = expected_wait(replica, now)
         return Choice(replica, Reason.HOME_LOST if request.known else Reason.NEW, wait)
 
     def snapshot(self) -> Snapshot:

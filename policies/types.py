@@ -96,8 +96,13 @@ class Replica:
     """The engine's last report, None until there is one."""
     served: int = 0
     """Leases ever opened on it."""
+    salt: bytes = field(init=False, repr=False)
+    """What rendezvous hashing appends to a key for this replica."""
     last_lease: int = 0
     """Number, among all the fleet's, of the lease opened last on it: among equals, the lowest was left longest."""
+
+    def __post_init__(self) -> None:
+        self.salt = b"\x00" + self.id.encode()
 
 
 @dataclass(slots=True)

@@ -166,7 +166,7 @@ def test_a_fleet_without_any_weight_is_still_shared_evenly() -> None:
 
 
 def test_no_candidate_is_an_error() -> None:
-    with pytest.raises(ValueError, match="empty"):
+    with pytest.raises(ValueError, match="no candidate"):
         rendezvous(b"k", [])
 
 
