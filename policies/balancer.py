@@ -54,7 +54,9 @@ class Lease:
         self.begun = True
         self.replica.prefill_tokens -= self._pending_tokens
         self._pending_tokens = 0
-        self._balancer.policy.observe(FirstToken(now, self.request, self.replica, now - self.opened_at))
+        balancer = self._balancer
+        if balancer.told:
+            balancer.policy.observe(FirstToken(now, self.request, self.replica, now - self.opened_at))
 
     def finish(self, outcome: Outcome, usage: Usage | None, now: float) -> None:
         """Give the place back. A second call does nothing."""
@@ -71,6 +73,8 @@ class Balancer:
 
     def __init__(self, policy: Policy, directory: Directory | None = None) -> None:
         self.policy = policy
+        self.told = _listens(policy)
+        """Whether the policy learns from requests at all: an event nobody hears is not made."""
         self.directory = directory if directory is not None else Directory()
         self.replicas: dict[str, Replica] = {}
         self.leases = 0
@@ -146,7 +150,8 @@ class Balancer:
             own = request.residents[0] if request.residents else None  # this conversation's home comes first
             kept = own.tokens if own and own.same_conversation and own.replica is choice.replica else 0
             self.directory.place(request.key, request.fingerprint, choice.replica.id, kept, now)
-        self.policy.observe(Routed(now, request, choice))
+        if self.told:
+            self.policy.observe(Routed(now, request, choice))
         return lease
 
     def explain(self, request: Request, now: float) -> Choice:
@@ -160,6 +165,7 @@ class Balancer:
         for replica in self.replicas.values():
             policy.observe(ReplicaAdded(now, replica))
         self.policy = policy
+        self.told = _listens(policy)
 
     def _candidates(self, request: Request) -> tuple[Replica, ...]:
         candidates = self._ready
@@ -216,4 +222,9 @@ class Balancer:
                 tokens = request.prompt_tokens
             if tokens > 0:
                 self.directory.grow(request.key, request.fingerprint, lease.replica.id, tokens, now)
-        self.policy.observe(Finished(now, request, lease.replica, outcome, usage))
+        if self.told:
+            self.policy.observe(Finished(now, request, lease.replica, outcome, usage))
+
+
+def _listens(policy: Policy) -> bool:
+    return type(policy).observe is not Policy.observe

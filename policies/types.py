@@ -191,6 +191,10 @@ class Outcome:
     phase: Phase
 
 
+OUTCOMES = {(cause, phase): Outcome(cause, phase) for cause in Cause for phase in Phase}
+"""One object for each: drivers take these rather than make a new one for every request."""
+
+
 @dataclass(slots=True)
 class Usage:
     """What an engine reported of one answer, in tokens. None: not reported."""

@@ -67,14 +67,14 @@ class Line(msgspec.Struct, omit_defaults=True):
 def line(exchange: Exchange, outcome: Outcome, usage: Usage | None, now: float) -> Line:
     """What is logged of a finished request."""
     out = Line(
-        round(time.time(), 3),
+        _rounded(time.time()),
         exchange.identifier.decode("latin-1"),
         exchange.method.decode("latin-1"),
         exchange.target.split(b"?", 1)[0][:256].decode("latin-1"),
         outcome.cause,
         outcome.phase,
         exchange.tries,
-        round(now - exchange.started_at, 4),
+        _rounded(now - exchange.started_at),
         exchange.body_bytes,
         exchange.sent_bytes,
         exchange.status or None,
@@ -83,7 +83,7 @@ def line(exchange: Exchange, outcome: Outcome, usage: Usage | None, now: float) 
     if lease is not None:
         out.replica = lease.replica.id
         out.reason = lease.choice.reason
-        out.wait_s = round(lease.choice.wait_s, 4)
+        out.wait_s = _rounded(lease.choice.wait_s)
     identity = exchange.identity
     if identity is not None:
         out.rule = identity.rule
@@ -93,12 +93,17 @@ def line(exchange: Exchange, outcome: Outcome, usage: Usage | None, now: float) 
         out.refusal = exchange.refusal.reason
     out.failed = exchange.why or None
     if exchange.first_byte_at:
-        out.first_byte_s = round(exchange.first_byte_at - exchange.received_at, 4)
+        out.first_byte_s = _rounded(exchange.first_byte_at - exchange.received_at)
     if usage is not None:
         out.prompt_tokens = usage.prompt_tokens
         out.cached_tokens = usage.cached_tokens
         out.completion_tokens = usage.completion_tokens
     return out
+
+
+def _rounded(seconds: float) -> float:
+    """To a tenth of a millisecond."""
+    return int(seconds * 1e4) / 1e4
 
 
 def text(out: Line) -> bytes:

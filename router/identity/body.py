@@ -30,7 +30,6 @@ class Head(msgspec.Struct):
     """What is kept of a body. `Raw` fields hold any type, so that an odd one does not cost the others."""
 
     model: Raw = ABSENT
-    stream: Raw = ABSENT
     system: Raw = ABSENT
     instructions: Raw = ABSENT
     prompt: Raw = ABSENT

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 import msgspec
 from msgspec import Raw
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest
 
 from router.identity.body import ABSENT, ERRORS, Listed, Loose, items
 
@@ -96,10 +96,8 @@ def fingerprint(head: Listed | Loose) -> int:
                 break
         else:
             return 0
-    digest = xxh3_64(b"".join(system))
-    digest.update(b"\x00")  # in no JSON text, so that what is said here cannot be said there
-    digest.update(b"".join(user))
-    return digest.intdigest() or 1
+    # A NUL is in no JSON text, so that what is said on one side of it cannot be said on the other.
+    return xxh3_64_intdigest(b"".join((*system, b"\x00", *user))) or 1
 
 
 def _begin(messages: list[Raw], system: list[bytes], user: list[bytes]) -> None:
@@ -123,6 +121,8 @@ def _begin(messages: list[Raw], system: list[bytes], user: list[bytes]) -> None:
 
 def _texts(content: Raw) -> list[bytes]:
     """What the content says, as JSON: a string, or a list of parts in its order."""
+    if content is ABSENT:
+        return []
     token = bytes(content)
     if token[:1] == b'"':
         return [] if token.startswith(_BILLING) else [token]

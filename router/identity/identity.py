@@ -40,9 +40,6 @@ class Identity:
 
     For an end user's name it is that field's rule: the key is of the user and the conversation.
     """
-    model: str | None = None
-    """From the body, None when not looked at or not there; `stream` likewise."""
-    stream: bool | None = None
     blocks: tuple[int, ...] = ()
     """Chained hashes of the raw body's blocks, when asked for."""
     credential: bytes = field(default=b"", repr=False)
@@ -124,10 +121,6 @@ class IdentityRules:
         head = self._reader.read(body)
         if head is None:
             return identity
-        identity.model = string(head.model)
-        stream = bytes(head.stream)
-        if stream in (b"true", b"false"):
-            identity.stream = stream == b"true"
         user: BodyRule | None = None
         user_digest = _NOBODY
         if identity.key is None:
@@ -153,7 +146,7 @@ class IdentityRules:
                 + identity.fingerprint.to_bytes(8, "big")
                 + (self._digest(identity.credential) if identity.credential else _NOBODY)
                 + user_digest
-                + (identity.model or "").encode()
+                + (string(head.model) or "").encode()
             )
             identity.rule = "fingerprint" if user is None else user.name
         return identity

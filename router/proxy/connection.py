@@ -223,6 +223,10 @@ class UpstreamConnection(asyncio.Protocol):
                 self.unsound = "its head is too large"
             elif not self.interim:
                 return
+        elif self.headed and not self.complete and not self.fragments:
+            self.head_bytes += len(data)  # trailers, or chunk sizes without end
+            if self.head_bytes > MAX_HEAD_BYTES:
+                self.unsound = "its trailers are too large"
         exchange.on_data(self)
         self.fast = self.relaying and self._at_boundary and data.endswith(b"\r\n") and self.exchange is exchange
 

@@ -14,7 +14,7 @@ from policies.types import Phase
 from router import errors
 from router.errors import Refusal
 from router.proxy.exchange import Exchange
-from router.proxy.headers import request_id
+from router.proxy.headers import Sender, request_id
 
 if TYPE_CHECKING:
     from router.proxy.proxy import Proxy
@@ -25,6 +25,11 @@ SMALL_CHUNK_BYTES = 4096
 """Body pieces below this are joined to the one before, so that a dripping client cannot multiply its memory."""
 LINGER_S = 2.0
 """How long a client that was refused is read from and ignored, so that the answer is not lost to a reset."""
+
+_READ = frozenset(
+    {b"host", b"content-length", b"content-type", b"connection", b"transfer-encoding", b"expect", b"x-request-id"}
+)
+"""Request headers that are looked at here."""
 
 
 class Downstream(asyncio.Protocol):
@@ -42,9 +47,8 @@ class Downstream(asyncio.Protocol):
         "_state",
         "closing",
         "paused_since",
-        "peer",
         "proxy",
-        "scheme",
+        "sender",
         "transport",
         "write",
     )
@@ -67,8 +71,7 @@ class Downstream(asyncio.Protocol):
         """The present answer is the last."""
         self.paused_since: float | None = None
         """Since when the client has not kept up with reading, seconds."""
-        self.peer = b""
-        self.scheme = b"http"
+        self.sender = Sender(b"", b"http")
 
     # asyncio.Protocol
 
@@ -76,10 +79,8 @@ class Downstream(asyncio.Protocol):
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
         self.write = self.transport.write
         peer = transport.get_extra_info("peername")
-        if isinstance(peer, tuple):
-            self.peer = str(peer[0]).encode()
-        if transport.get_extra_info("sslcontext") is not None:
-            self.scheme = b"https"
+        scheme = b"https" if transport.get_extra_info("sslcontext") is not None else b"http"
+        self.sender = Sender(str(peer[0]).encode() if isinstance(peer, tuple) else b"", scheme)
         proxy = self.proxy
         self._state.connections.add(self)
         proxy.downstreams.add(self)
@@ -217,28 +218,35 @@ class Downstream(asyncio.Protocol):
         exchange.head_only = method == b"HEAD"
         exchange.since = proxy.now
         hosts = 0
-        size = len(exchange.target) + 16
+        headers = exchange.headers
+        size = len(exchange.target) + 16 + 4 * len(headers)
         length = 0
+        chunked = False
         expects: bytes | None = None
         refusal: Refusal | None = None
         wanted = proxy.identity.header_names
-        for lower, name, value in exchange.headers:
-            size += len(name) + len(value) + 4
+        for lower, name, value in headers:
+            size += len(name) + len(value)
             if lower in wanted:
                 exchange.known[lower] = value
+            if lower not in _READ:
+                continue
             if lower == b"host":
                 hosts += 1
                 exchange.host = value
             elif lower == b"content-length":
                 length = int(value)
+            elif lower == b"content-type":
+                exchange.content_type = value
+            elif lower == b"connection":
+                exchange.connection_values.append(value)
             elif lower == b"transfer-encoding":
+                chunked = True
                 if value.strip().lower() != b"chunked":
                     refusal = errors.BAD_CODING
             elif lower == b"expect":
                 expects = value.strip().lower()
-            elif lower == b"content-type":
-                exchange.content_type = value
-            elif lower == b"x-request-id" and request_id(value):
+            elif request_id(value):
                 exchange.identifier = value
         if not exchange.identifier:
             exchange.identifier = proxy.new_identifier()
@@ -248,6 +256,8 @@ class Downstream(asyncio.Protocol):
             return refusal
         if version not in ("1.1", "1.0"):
             return errors.BAD_VERSION
+        if chunked and exchange.http10:
+            return errors.BAD_CODING  # RFC 9112, section 6.1: framing of which one side may know nothing
         if size > proxy.limits.header_bytes:
             return errors.HEADERS_TOO_LARGE
         if method == b"CONNECT":

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from policies.balancer import Lease, NoReplica
-from policies.types import Cause, Needs, Outcome, Phase, Replica, Request, Usage
+from policies.types import OUTCOMES, Cause, Phase, Replica, Request, Usage
 from router import errors
 from router.errors import Refusal
 from router.proxy import guard, sse, usage
@@ -22,55 +22,61 @@ if TYPE_CHECKING:
 BYTES_PER_TOKEN = 4
 """Of a JSON prompt in English and code; only the router's guess until usage is reported."""
 
+JOIN_BYTES = 65_536
+"""Bodies up to this are copied behind their head: one buffer takes uvloop's short way to the socket, several do not."""
+
 _BUSY = ("busy", "queue_full")
 
 
 class Exchange:
     """A request and its answer. Made when the request's first byte arrives; `_finish` ends it, always and once."""
 
-    __slots__ = (
-        "_chunk_out",
-        "_first",
-        "_held",
-        "_progress",
-        "body",
-        "body_bytes",
-        "committed",
-        "connect_task",
-        "connection",
-        "content_type",
-        "downstream",
-        "expect_continue",
-        "finished",
-        "first_byte_at",
-        "head_only",
-        "headed",
-        "headers",
-        "host",
-        "http10",
-        "identifier",
-        "identity",
-        "keep_alive",
-        "known",
-        "lease",
-        "method",
-        "path",
-        "phase",
-        "proxy",
-        "received_at",
-        "refusal",
-        "repeatable",
-        "request",
-        "resent",
-        "sent_bytes",
-        "since",
-        "started_at",
-        "status",
-        "stream",
-        "target",
-        "tries",
-        "why",
-    )
+    # Defaults are the class's own, so that making an exchange sets only what it must.
+
+    # The request, filled in by Downstream
+    method = b""
+    target = b""
+    path = ""
+    """The target's path in normal form."""
+    host = b""
+    http10 = False
+    headed = False
+    """Whether the head has been read whole."""
+    head_only = False
+    content_type = b""
+    expect_continue = False
+    body_bytes = 0
+    keep_alive = True
+    identifier = b""
+    refusal: Refusal | None = None
+    received_at = 0.0
+    """When the request had arrived whole, seconds."""
+
+    # Where it goes
+    identity: Identity | None = None
+    lease: Lease | None = None
+    connection: UpstreamConnection | None = None
+    connect_task: asyncio.Task[None] | None = None
+    repeatable = False
+    tries = 0
+    resent = False
+    why = ""
+    """Why the last replica tried failed it."""
+
+    # The answer
+    phase = Phase.REQUEST
+    status = 0
+    stream = False
+    committed = False
+    """Whether anything was passed on, so that the request can go nowhere else."""
+    first_byte_at = 0.0
+    sent_bytes = 0
+    finished = False
+    _chunk_out = False
+    _held: list[bytes] | None = None
+    _first = b""
+    _busy = False
+    _progress = 0
 
     def __init__(self, downstream: Downstream) -> None:
         self.downstream = downstream
@@ -78,60 +84,23 @@ class Exchange:
         self.started_at = self.proxy.clock()
         self.since = self.started_at
         """When the present phase began, seconds, to the sweeper's resolution."""
-        self.received_at = 0.0
-        """When the request had arrived whole, seconds."""
-        # The request, filled in by Downstream
-        self.method = b""
-        self.target = b""
-        self.path = ""
         self.headers: list[Header] = []
+        self.connection_values: list[bytes] = []
         self.known: dict[bytes, bytes] = {}
         """Headers that identity looks at."""
-        self.host = b""
-        self.http10 = False
-        self.headed = False
-        """Whether the head has been read whole."""
-        self.head_only = False
-        self.content_type = b""
-        self.expect_continue = False
         self.body: list[bytes] = []
-        self.body_bytes = 0
-        self.keep_alive = True
-        self.identifier = b""
-        self.refusal: Refusal | None = None
-        # Where it goes
-        self.identity: Identity | None = None
         self.request = Request()
-        self.lease: Lease | None = None
-        self.connection: UpstreamConnection | None = None
-        self.connect_task: asyncio.Task[None] | None = None
-        self.repeatable = False
-        self.tries = 0
-        self.resent = False
-        self.why = ""
-        # The answer
-        self.phase = Phase.REQUEST
-        self.status = 0
-        self.stream = False
-        self.committed = False
-        self.first_byte_at = 0.0
-        self.sent_bytes = 0
-        self.finished = False
-        self._chunk_out = False
-        self._held: list[bytes] | None = None
-        self._first = b""
-        self._progress = 0
 
     # Placing
 
     def start(self) -> None:
         """The request is whole and it is its turn: place it and send it."""
         proxy = self.proxy
-        self.phase = Phase.QUEUE
         self.received_at = proxy.clock()
         if self.refusal is not None:
             self.refuse(self.refusal)
             return
+        self.phase = Phase.QUEUE
         self.path = guard.normal(self.target)
         if guard.is_admin(self.path, proxy.allowed_admin_paths):
             self.refuse(errors.ADMIN_PATH)
@@ -144,22 +113,17 @@ class Exchange:
     def _identify(self) -> None:
         proxy = self.proxy
         identity = proxy.identity.from_headers(self.known)
-        needs = proxy.balancer.policy.needs
-        if (
-            self.body_bytes
-            and guard.is_conversation(self.path)
-            and (
-                Needs.FINGERPRINT in needs or Needs.BLOCKS in needs or (identity.key is None and Needs.SESSION in needs)
-            )
-        ):
+        wants = proxy.wants()
+        look = wants.body or (wants.session and identity.key is None)
+        if look and self.body_bytes and guard.is_conversation(self.path):
             if len(self.body) > 1:
                 self.body = [b"".join(self.body)]
             identity = proxy.identity.from_body(
                 identity,
                 self.body[0],
                 self.content_type,
-                want_fingerprint=Needs.FINGERPRINT in needs or identity.key is None,
-                want_blocks=Needs.BLOCKS in needs,
+                want_fingerprint=wants.fingerprint or identity.key is None,
+                want_blocks=wants.blocks,
             )
         self.identity = identity
         request = self.request
@@ -219,14 +183,16 @@ class Exchange:
             target,
             upstream.authority,
             self.headers,
-            hop=named_in_connection([value for lower, _, value in self.headers if lower == b"connection"]),
-            client=self.downstream.peer,
+            hop=named_in_connection(self.connection_values),
             host=self.host,
-            scheme=self.downstream.scheme,
+            sender=self.downstream.sender,
             identifier=self.identifier,
             length=self.body_bytes if self.body or self.method in (b"POST", b"PUT", b"PATCH") else None,
         )
-        connection.send(self, [head, *self.body])
+        if self.body_bytes <= JOIN_BYTES:
+            connection.send(self, [b"".join((head, *self.body))])
+        else:
+            connection.send(self, [head, *self.body])
 
     # What the replica does
 
@@ -247,18 +213,12 @@ class Exchange:
                 return
             if self._held is not None:
                 self._held += fragments
-                self._first += b"".join(fragments)
-                if self.stream:
-                    verdict = sse.first_event(self._first)
-                else:
-                    verdict = sse.error_body(self._first, connection.complete)
-                if verdict is sse.First.BUSY:
+                if self._is_undecided(connection):
+                    return
+                if self._busy:
                     self._failed("queue_full", repeatable=True)
                     return
-                if verdict is sse.First.UNDECIDED and not connection.complete and connection.unsound is None:
-                    return
                 fragments, self._held = self._held, None
-                self._first = self._first[: usage.HEAD_BYTES]
             out = [self._commit(connection)]
         else:
             out = []
@@ -280,6 +240,21 @@ class Exchange:
             self.downstream.done(self)
         elif connection.unsound is not None:
             self._broken(Cause.UPSTREAM)
+
+    def _is_undecided(self, connection: UpstreamConnection) -> bool:
+        """Judge the opening that is held. Whether more of it is needed; if not, `_busy` tells the verdict."""
+        assert self._held is not None
+        ended = connection.complete or connection.unsound is not None
+        dripping = len(self._held) > 64 and connection.received < sse.HOLD_BYTES
+        if dripping and not ended and b"\n" not in self._held[-1]:
+            return True  # an event ends with a newline: nothing can have been decided by this
+        self._first = opening = b"".join(self._held)
+        verdict = sse.first_event(opening) if self.stream else sse.error_body(opening, connection.complete)
+        if verdict is sse.First.UNDECIDED and not ended:
+            return True
+        self._busy = verdict is sse.First.BUSY
+        self._first = opening[: usage.HEAD_BYTES]
+        return False
 
     def _pass_interim(self, connection: UpstreamConnection) -> None:
         for status, phrase, headers, hop in connection.interim:
@@ -390,7 +365,7 @@ class Exchange:
         if why not in _BUSY:
             proxy.health.failed(replica, why)
         self._drop_upstream()
-        lease.finish(Outcome(Cause.UPSTREAM, phase), None, proxy.clock())
+        lease.finish(OUTCOMES[Cause.UPSTREAM, phase], None, proxy.clock())
         self.lease = None
         self.why = why
         self.request.failed += (replica,)
@@ -481,7 +456,7 @@ class Exchange:
         self.finished = True
         proxy = self.proxy
         now = proxy.clock()
-        outcome = Outcome(cause, self.phase)
+        outcome = OUTCOMES[cause, self.phase]
         connection, self.connection = self.connection, None
         tokens: Usage | None = None
         if connection is not None:

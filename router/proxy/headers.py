@@ -46,6 +46,18 @@ def request_id(value: bytes) -> bool:
     return 0 < len(value) <= 128 and value.isascii() and b" " not in value
 
 
+class Sender:
+    """Who sent a request: what is said of it to the replica is the same for all of a connection's requests."""
+
+    __slots__ = ("address", "forwarded_for", "forwarded_proto")
+
+    def __init__(self, address: bytes, scheme: bytes) -> None:
+        self.address = address
+        """IP address; empty for a client on a Unix socket."""
+        self.forwarded_for = b"x-forwarded-for: %b\r\n" % address if address else b""
+        self.forwarded_proto = b"x-forwarded-proto: %b\r\n" % scheme
+
+
 def request_head(
     method: bytes,
     target: bytes,
@@ -53,40 +65,40 @@ def request_head(
     headers: Sequence[Header],
     *,
     hop: frozenset[bytes],
-    client: bytes,
     host: bytes,
-    scheme: bytes,
+    sender: Sender,
     identifier: bytes,
     length: int | None,
 ) -> bytes:
     """The head sent to a replica. `length` None: the request has no body and says nothing of one."""
-    out = [method, b" ", target, b" HTTP/1.1\r\nhost: ", authority, b"\r\n"]
-    forwarded_for = b""
-    proto = forwarded_host = False
+    out = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target, authority)]
+    forwarded_for: list[bytes] = []
+    forwarded_proto = sender.forwarded_proto
+    forwarded_host = host
     for lower, name, value in headers:
         if lower in _OURS:
             if lower == b"x-forwarded-for":
-                forwarded_for = forwarded_for + b", " + value if forwarded_for else value
+                forwarded_for.append(value)
             continue
         if lower in hop:
             continue
         if lower == b"x-forwarded-proto":
-            proto = True
+            forwarded_proto = b""
         elif lower == b"x-forwarded-host":
-            forwarded_host = True
-        out += (name, b": ", value, b"\r\n")
-    if client:
-        out += (b"x-forwarded-for: ", forwarded_for + b", " + client if forwarded_for else client, b"\r\n")
-    elif forwarded_for:
-        out += (b"x-forwarded-for: ", forwarded_for, b"\r\n")
-    if not proto:
-        out += (b"x-forwarded-proto: ", scheme, b"\r\n")
-    if not forwarded_host and host:
-        out += (b"x-forwarded-host: ", host, b"\r\n")
-    out += (b"x-request-id: ", identifier, b"\r\n")
-    if length is not None:
-        out.append(b"content-length: %d\r\n" % length)
-    out.append(b"\r\n")
+            forwarded_host = b""
+        out.append(b"%b: %b\r\n" % (name, value))
+    if forwarded_for:
+        hops = [*forwarded_for, sender.address] if sender.address else forwarded_for
+        out.append(b"x-forwarded-for: %b\r\n" % b", ".join(hops))
+    else:
+        out.append(sender.forwarded_for)
+    out.append(forwarded_proto)
+    if forwarded_host:
+        out.append(b"x-forwarded-host: %b\r\n" % forwarded_host)
+    if length is None:
+        out.append(b"x-request-id: %b\r\n\r\n" % identifier)
+    else:
+        out.append(b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (identifier, length))
     return b"".join(out)
 
 
@@ -108,8 +120,8 @@ def response_head(
             continue
         if lower == b"x-request-id":
             has_id = True
-        out += (name, b": ", value, b"\r\n")
+        out.append(b"%b: %b\r\n" % (name, value))
     if not has_id:
-        out += (b"x-request-id: ", identifier, b"\r\n")
+        out.append(b"x-request-id: %b\r\n" % identifier)
     out += (framing, extra, b"\r\n")
     return b"".join(out)

@@ -6,10 +6,12 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from policies.balancer import Balancer, Lease
-from policies.types import Outcome, Replica, Usage
+from policies.policy import Policy
+from policies.types import Needs, Outcome, Replica, Usage
 from router.identity import IdentityRules
 from router.logs import AccessLog
 from router.metrics import Metrics
@@ -31,6 +33,24 @@ class Health(Protocol):
 
     def failed(self, replica: Replica, why: str) -> None:
         """The replica did not answer, or broke off: connect, connect_timeout, reset, invalid, broken, ..."""
+
+
+@dataclass(slots=True, frozen=True)
+class Wants:
+    """What a policy needs, as plain booleans: asking a Flag costs more than looking at a body's head."""
+
+    policy: Policy
+    session: bool
+    fingerprint: bool
+    blocks: bool
+    body: bool
+    """The body's head is looked at in every request."""
+
+
+def _wants(policy: Policy) -> Wants:
+    needs = policy.needs
+    fingerprint, blocks = Needs.FINGERPRINT in needs, Needs.BLOCKS in needs
+    return Wants(policy, Needs.SESSION in needs, fingerprint, blocks, fingerprint or blocks)
 
 
 class Proxy:
@@ -67,7 +87,8 @@ class Proxy:
         self.loop: asyncio.AbstractEventLoop
         self.clock: Callable[[], float] = time.monotonic
         """The clock of everything here; uvloop's own is the same one, but counts whole milliseconds."""
-        self._prefix = os.urandom(6).hex()
+        self._wants = _wants(balancer.policy)
+        self._prefix = os.urandom(6).hex().encode()
         self._requests = 0
         self._sweep_s = sweep_s
         self._sweeper: asyncio.TimerHandle | None = None
@@ -115,10 +136,16 @@ class Proxy:
             if isinstance(replica.address, Upstream):
                 replica.address.sweep(now)
 
+    def wants(self) -> Wants:
+        """What the policy in charge needs."""
+        if self._wants.policy is not self.balancer.policy:
+            self._wants = _wants(self.balancer.policy)
+        return self._wants
+
     def new_identifier(self) -> bytes:
         """A request id: unique to this process by its prefix."""
         self._requests += 1
-        return b"%s-%x" % (self._prefix.encode(), self._requests)
+        return b"%b-%x" % (self._prefix, self._requests)
 
     def explain(self, lease: Lease) -> bytes:
         """Response headers that tell the choice, if they are switched on."""

@@ -81,9 +81,7 @@ class Proxied:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: self.errors.append(context))
         for name, url in zip("abcdefgh", urls, strict=False):
-            address = Upstream(
-                url, connect_s=self._settings.timeouts.connect_s, idle_s=self._settings.pool.idle_s
-            )
+            address = Upstream(url, connect_s=self._settings.timeouts.connect_s, idle_s=self._settings.pool.idle_s)
             replica = Replica(name, address=address)
             self._replicas.append(replica)
             self.balancer.join(replica, loop.time())
@@ -119,13 +117,24 @@ class Proxied:
         assert isinstance(address, Upstream)
         return len(address._idle)
 
+    def living(self, name: str = "a") -> int:
+        """Kept connections that have not been lost."""
+        address = self.replica(name).address
+        assert isinstance(address, Upstream)
+        return sum(connection.alive for connection in address._idle)
+
+    async def passed(self, seconds: float) -> None:
+        """Wait until the sweeper, which enforces the timeouts, has seen so many seconds pass."""
+        started = self.proxy.now
+        await eventually(lambda: self.proxy.now > started + seconds, f"{seconds} s pass")
+
     def outcomes(self) -> dict[str, int]:
         """How requests ended, as `cause/phase`."""
         return {f"{outcome.cause}/{outcome.phase}": count for outcome, count in self.metrics.outcomes.items()}
 
     async def ended(self, how: str, count: int = 1) -> None:
         """Wait until so many requests have ended as `cause/phase`."""
-        await eventually(lambda: self.outcomes().get(how, 0) >= count, f"{count} × {how}; seen: {self.outcomes()}")
+        await eventually(lambda: self.outcomes().get(how, 0) >= count, f"{count} of {how}; seen: {self.outcomes()}")
 
     async def lines(self, count: int = 1) -> list[dict[str, Any]]:
         """The access log once it has so many lines."""
@@ -164,4 +173,3 @@ class Proxied:
             os.close(self._log_fd)
         lines = [json.loads(line) for line in self._log.read_text().splitlines()]
         assert len(lines) == sum(self.metrics.outcomes.values()), "one line for each request"
-

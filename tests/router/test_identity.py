@@ -166,7 +166,7 @@ def test_a_body_field_names_the_session(rule: BodyRule) -> None:
     outer, _, inner = rule.body.partition(".")
     identity = of_body({outer: {inner: value} if inner else value, "model": "m", "stream": False, **SAID})
     assert (identity.rule, identity.session, identity.key) == (rule.name, key(b"s-1"), key(b"s-1"))
-    assert (identity.model, identity.stream, identity.fingerprint) == ("m", False, 0)
+    assert identity.fingerprint == 0
 
 
 def test_headers_come_before_the_body_and_body_rules_in_their_order() -> None:
@@ -183,7 +183,7 @@ def test_an_odd_field_does_not_cost_the_others(field: str, value: object) -> Non
     if (field, value) == ("session_params", {"id": "s"}):
         assert identity.rule == "body:session_params.id"
         return
-    assert (identity.rule, identity.key, identity.stream) == ("body:prompt_cache_key", key(b"p"), True)
+    assert (identity.rule, identity.key) == ("body:prompt_cache_key", key(b"p"))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_key_from_the_headers_stays_when_the_body_is_looked_at() -> None:
     body = json.dumps({"session_id": "other", "model": "m", **SAID}).encode()
     RULES.from_body(identity, body, JSON, want_fingerprint=True)
     assert (identity.key, identity.session, identity.rule) == (agent, key(b"s"), CLAUDE.decode())
-    assert (identity.model, bool(identity.fingerprint)) == ("m", True)
+    assert identity.fingerprint
     assert RULES.from_body(RULES.from_headers({CLAUDE: b"s"}), body, JSON).fingerprint == 0
 
 

@@ -42,8 +42,6 @@ def seen(name: str, *, headers: bool = True, fields: bool = True) -> list[Identi
         found.append(
             RULES.from_body(identity, json.dumps(_whole(body)).encode(), sent[b"content-type"], want_fingerprint=True)
         )
-        assert found[-1].model == request["body"]["model"]
-        assert found[-1].stream is True
         assert found[-1].fingerprint
     return found
 

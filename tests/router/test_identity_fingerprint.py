@@ -76,7 +76,7 @@ def instructed(system: str, turns: Turns) -> dict[str, Any]:
 
 def completion(system: str, turns: Turns) -> dict[str, Any]:
     said = "".join(f"\nUser: {question}\nAssistant: {answer}" for question, answer in turns[:-1])
-    start = (system + turns[0][0]).ljust(5000, ".")
+    start = f"{system}\n{turns[0][0]}\n".ljust(5000, ".")
     return {"model": "m", "prompt": f"{start}{said}"}
 
 
@@ -246,3 +246,15 @@ def test_blocks_are_whole_bounded_and_only_made_when_asked_for() -> None:
     assert RULES.from_body(Identity(), body[1:], b"", want_blocks=True).blocks == ()
     assert len(RULES.from_body(Identity(), body * 2000, b"", want_blocks=True).blocks) == 1024
     assert RULES.from_body(Identity(), body, b"").blocks == ()
+
+
+def test_what_a_program_adds_to_the_users_words_is_not_part_of_them() -> None:
+    """Qwen Code adds the date to the newest message only: the first one loses it with the second turn."""
+    asked = [{"type": "text", "text": "an environment"}, {"type": "text", "text": "fix the tests"}]
+    dated = [asked[0], {"type": "text", "text": "<system-reminder>\nThe current date is today"}, asked[1]]
+    turns = [{"role": "assistant", "content": "done"}, {"role": "user", "content": "go on"}]
+    first = look({"messages": [{"role": "user", "content": dated}]})
+    second = look({"messages": [{"role": "user", "content": asked}, *turns]})
+    assert first.key == second.key
+    only = look({"messages": [{"role": "user", "content": dated[1:2]}]})
+    assert only.fingerprint, "a message that is nothing but a reminder still begins a conversation"
