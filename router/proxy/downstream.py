@@ -14,7 +14,8 @@ from policies.types import Phase
 from router import errors
 from router.errors import Refusal
 from router.proxy.exchange import Exchange
-from router.proxy.headers import Sender, request_id
+from router.proxy.headers import Sender
+from router.proxy.request import read_head
 
 if TYPE_CHECKING:
     from router.proxy.proxy import Proxy
@@ -23,13 +24,9 @@ MAX_PIPELINED = 16
 """Requests read ahead of the one being answered; past it the client is not read from."""
 SMALL_CHUNK_BYTES = 4096
 """Body pieces below this are joined to the one before, so that a dripping client cannot multiply its memory."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LINGER_S = 2.0
 """How long a client that was refused is read from and ignored, so that the answer is not lost to a reset."""
-
-_READ = frozenset(
-    {b"host", b"content-length", b"content-type", b"connection", b"transfer-encoding", b"expect", b"x-request-id"}
-)
-"""Request headers that are looked at here."""
 
 
 class Downstream(asyncio.Protocol):
@@ -178,9 +175,11 @@ class Downstream(asyncio.Protocol):
         exchange = self._receiving
         if exchange is None:
             return
-        refusal = self._take_head(exchange)
+        refusal = read_head(exchange, self._parser, self.transport)
         if refusal is not None:
             self._refuse(refusal)
+        elif exchange.expect_continue and not self._queue:
+            self.write(CONTINUE)
 
     def on_body(self, body: bytes) -> None:
         exchange = self._receiving
@@ -208,100 +207,6 @@ class Downstream(asyncio.Protocol):
         self._enqueue(exchange)
 
     # Receiving: decisions
-
-    def _take_head(self, exchange: Exchange) -> Refusal | None:
-        """Read the whole head of a request. Returns why it is refused, if it is."""
-        proxy = self.proxy
-        parser = self._parser
-        exchange.headed = True
-        exchange.method = method = parser.get_method()
-        exchange.head_only = method == b"HEAD"
-        exchange.since = proxy.now
-        hosts = 0
-        headers = exchange.headers
-        size = len(exchange.target) + 16 + 4 * len(headers)
-        length = 0
-        chunked = False
-        expects: bytes | None = None
-        refusal: Refusal | None = None
-        wanted = proxy.identity.header_names
-        for lower, name, value in headers:
-            size += len(name) + len(value)
-            if lower in wanted:
-                exchange.known[lower] = value
-            if lower not in _READ:
-                continue
-            if lower == b"host":
-                hosts += 1
-                exchange.host = value
-            elif lower == b"content-length":
-                length = int(value)
-            elif lower == b"content-type":
-                exchange.content_type = value
-            elif lower == b"connection":
-                exchange.connection_values.append(value)
-            elif lower == b"transfer-encoding":
-                chunked = True
-                if value.strip().lower() != b"chunked":
-                    refusal = errors.BAD_CODING
-            elif lower == b"expect":
-                expects = value.strip().lower()
-            elif request_id(value):
-                exchange.identifier = value
-        if not exchange.identifier:
-            exchange.identifier = proxy.new_identifier()
-        version = parser.get_http_version()
-        exchange.http10 = version == "1.0"
-        if refusal is not None:
-            return refusal
-        if version not in ("1.1", "1.0"):
-            return errors.BAD_VERSION
-        if chunked and exchange.http10:
-            return errors.BAD_CODING  # RFC 9112, section 6.1: framing of which one side may know nothing
-        if size > proxy.limits.header_bytes:
-            return errors.HEADERS_TOO_LARGE
-        if method == b"CONNECT":
-            return errors.CONNECT
-        if parser.should_upgrade():
-            return errors.UPGRADE
-        if hosts != 1 and (version == "1.1" or hosts):
-            return errors.BAD_HOST
-        refusal = self._take_target(exchange)
-        if refusal is not None:
-            return refusal
-        if length > proxy.limits.body_bytes:
-            return errors.BODY_TOO_LARGE
-        if expects is not None and version == "1.1":
-            if expects != b"100-continue":
-                return errors.BAD_EXPECT
-            exchange.expect_continue = True
-            if not self._queue:
-                self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        return None
-
-    def _take_target(self, exchange: Exchange) -> Refusal | None:
-        target = exchange.target
-        if target.startswith(b"/"):
-            return None
-        if target == b"*":
-            return None if exchange.method == b"OPTIONS" else errors.BAD_TARGET
-        scheme, separator, rest = target.partition(b"://")
-        if not separator or scheme.lower() not in (b"http", b"https"):
-            return errors.BAD_TARGET
-        authority, slash, path = rest.partition(b"/")
-        if authority.lower() not in self._own_authorities():
-            return errors.FOREIGN_HOST
-        exchange.target = slash + path if slash else b"/"
-        return None
-
-    def _own_authorities(self) -> set[bytes]:
-        """How a client may name this very socket in an absolute-form target."""
-        address = self.transport.get_extra_info("sockname")
-        if not isinstance(address, tuple):
-            return set()
-        host, port = str(address[0]), address[1]
-        names = {f"[{host}]" if ":" in host else host, "localhost", "127.0.0.1", "[::1]"}
-        return {f"{name}:{port}".encode() for name in names} | ({n.encode() for n in names} if port == 80 else set())
 
     def _malformed(self, error: httptools.HttpParserError) -> None:
         text = str(error)
@@ -349,7 +254,7 @@ class Downstream(asyncio.Protocol):
         elif self._receiving is not None:
             self._receiving.since = self._since  # it had to wait for the answer before
             if self._receiving.expect_continue:
-                self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self.write(CONTINUE)
         if self._read_paused and len(self._queue) < MAX_PIPELINED:
             self._read_paused = False
             self.transport.resume_reading()

@@ -9,9 +9,10 @@ from policies.balancer import Lease, NoReplica
 from policies.types import OUTCOMES, Cause, Phase, Replica, Request, Usage
 from router import errors
 from router.errors import Refusal
-from router.proxy import guard, sse, usage
+from router.proxy import guard, usage
 from router.proxy.connection import UpstreamConnection
 from router.proxy.headers import Header, named_in_connection, request_head, response_head
+from router.proxy.opening import Opening, Verdict
 from router.proxy.upstream import Upstream
 
 if TYPE_CHECKING:
@@ -66,16 +67,16 @@ class Exchange:
     # The answer
     phase = Phase.REQUEST
     status = 0
-    stream = False
     committed = False
     """Whether anything was passed on, so that the request can go nowhere else."""
     first_byte_at = 0.0
     sent_bytes = 0
     finished = False
     _chunk_out = False
-    _held: list[bytes] | None = None
-    _first = b""
-    _busy = False
+    _opening: Opening | None = None
+    """What is held of the answer until it is known to be one."""
+    _beginning = b""
+    """Its first few KB, where usage may be told."""
     _progress = 0
 
     def __init__(self, downstream: Downstream) -> None:
@@ -209,16 +210,21 @@ class Exchange:
         if fragments:
             connection.fragments = []
         if not self.committed:
-            if self._held is None and not self._on_head(connection):
-                return
-            if self._held is not None:
-                self._held += fragments
-                if self._is_undecided(connection):
+            opening = self._opening
+            if opening is None:
+                if not self._on_head(connection):
                     return
-                if self._busy:
+                opening = self._opening
+            if opening is not None:
+                verdict = opening.add(fragments, ended=connection.complete or connection.unsound is not None)
+                if verdict is Verdict.UNDECIDED:
+                    return
+                if verdict is Verdict.BUSY:
                     self._failed("queue_full", repeatable=True)
                     return
-                fragments, self._held = self._held, None
+                fragments = opening.fragments
+                self._beginning = opening.head(usage.HEAD_BYTES)
+                self._opening = None
             out = [self._commit(connection)]
         else:
             out = []
@@ -241,21 +247,6 @@ class Exchange:
         elif connection.unsound is not None:
             self._broken(Cause.UPSTREAM)
 
-    def _is_undecided(self, connection: UpstreamConnection) -> bool:
-        """Judge the opening that is held. Whether more of it is needed; if not, `_busy` tells the verdict."""
-        assert self._held is not None
-        ended = connection.complete or connection.unsound is not None
-        dripping = len(self._held) > 64 and connection.received < sse.HOLD_BYTES
-        if dripping and not ended and b"\n" not in self._held[-1]:
-            return True  # an event ends with a newline: nothing can have been decided by this
-        self._first = opening = b"".join(self._held)
-        verdict = sse.first_event(opening) if self.stream else sse.error_body(opening, connection.complete)
-        if verdict is sse.First.UNDECIDED and not ended:
-            return True
-        self._busy = verdict is sse.First.BUSY
-        self._first = opening[: usage.HEAD_BYTES]
-        return False
-
     def _pass_interim(self, connection: UpstreamConnection) -> None:
         for status, phrase, headers, hop in connection.interim:
             if status not in (100, 101) and not self.http10 and not self.committed:
@@ -275,20 +266,15 @@ class Exchange:
             return False
         if status < 500:
             self.proxy.health.succeeded(lease.replica)
-        encoded = False
+        stream = encoded = False
         for lower, _, value in connection.headers:
             if lower == b"content-type" and value.startswith(b"text/event-stream"):
-                self.stream = True
+                stream = True
             elif lower == b"content-encoding" and value != b"identity":
                 encoded = True
-        if (
-            self.repeatable
-            and not encoded
-            and not self.head_only
-            and ((status == 200 and self.stream) or (status == 400 and self.path.endswith("v1/responses")))
-        ):
-            self.stream = status == 200
-            self._held = []
+        told_later = (status == 200 and stream) or (status == 400 and self.path.endswith("v1/responses"))
+        if told_later and self.repeatable and not encoded and not self.head_only:
+            self._opening = Opening(stream=status == 200)
         return True
 
     def _commit(self, connection: UpstreamConnection) -> bytes:
@@ -377,9 +363,7 @@ class Exchange:
             self.refuse(errors.BUDGET_EXHAUSTED)
         else:
             proxy.metrics.redispatched(why)
-            self._held = None
-            self._first = b""
-            self.stream = False
+            self._opening = None
             self._dispatch()
 
     def _drop_upstream(self) -> None:
@@ -461,7 +445,7 @@ class Exchange:
         tokens: Usage | None = None
         if connection is not None:
             if self.committed and self.status < 400:
-                tokens = usage.read(self._first, b"".join(connection.tail))
+                tokens = usage.read(self._beginning, b"".join(connection.tail))
             self.sent_bytes += connection.relayed
             if connection.complete and cause is Cause.DONE:
                 connection.release(now)

@@ -17,6 +17,9 @@ from enum import Enum, auto
 HOLD_BYTES = 524_288
 """A longer opening is passed on unread. `/v1/responses` repeats the request's instructions and tools in its own."""
 
+DRIPS = 64
+"""Fragments after which an opening is looked at only when a line has ended, lest it be scanned for every byte."""
+
 _SUSPECTS = (b"data: {", b"data:{", b"event: error", b"event:error", b"event: message_start", b"event: response.")
 """How the events begin that must be looked into. Anything else (a comment, another event) is an answer."""
 _LONGEST = max(map(len, _SUSPECTS))
@@ -29,7 +32,7 @@ _PREAMBLE = ("message_start", "response.created", "response.queued", "response.i
 _FULL = "queue is full"
 
 
-class First(Enum):
+class Verdict(Enum):
     """What an opening is."""
 
     UNDECIDED = auto()
@@ -40,36 +43,36 @@ class First(Enum):
     """The replica did not take the request; another may."""
 
 
-def first_event(body: bytes) -> First:
+def first_event(body: bytes) -> Verdict:
     """Judge the decoded beginning of an event stream."""
     if body.startswith(_CLEARLY_ANSWERS):
-        return First.ANSWER
+        return Verdict.ANSWER
     rest = body.replace(b"\r\n", b"\n")
     while True:
         if len(rest) < _LONGEST and any(start.startswith(rest) for start in _SUSPECTS):
-            return First.UNDECIDED
+            return Verdict.UNDECIDED
         if not rest.startswith(_SUSPECTS):
-            return First.ANSWER
+            return Verdict.ANSWER
         event, end, rest = rest.partition(b"\n\n")
         if not end:
-            return First.UNDECIDED if len(body) < HOLD_BYTES else First.ANSWER
+            return Verdict.UNDECIDED if len(body) < HOLD_BYTES else Verdict.ANSWER
         verdict = _judge(event)
-        if verdict is not First.UNDECIDED:
+        if verdict is not Verdict.UNDECIDED:
             return verdict
 
 
-def _judge(event: bytes) -> First:
+def _judge(event: bytes) -> Verdict:
     """One whole event. UNDECIDED: it says nothing yet, the next one will."""
     data = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
     try:
         said = json.loads(data)
     except (ValueError, RecursionError):
-        return First.ANSWER
+        return Verdict.ANSWER
     if not isinstance(said, dict):
-        return First.ANSWER
+        return Verdict.ANSWER
     if said.get("type") in _PREAMBLE:
-        return First.UNDECIDED
-    return First.BUSY if _is_busy(said) else First.ANSWER
+        return Verdict.UNDECIDED
+    return Verdict.BUSY if _is_busy(said) else Verdict.ANSWER
 
 
 def _is_busy(said: dict[str, object]) -> bool:
@@ -85,12 +88,38 @@ def _is_busy(said: dict[str, object]) -> bool:
     return False
 
 
-def error_body(body: bytes, complete: bool) -> First:
+def error_body(body: bytes, complete: bool) -> Verdict:
     """Judge the body of an error answer: `/v1/responses` tells a full queue with a 400."""
     if not complete and len(body) < HOLD_BYTES:
-        return First.UNDECIDED
+        return Verdict.UNDECIDED
     try:
         said = json.loads(body)
     except (ValueError, RecursionError):
-        return First.ANSWER
-    return First.BUSY if isinstance(said, dict) and _is_busy(said) else First.ANSWER
+        return Verdict.ANSWER
+    return Verdict.BUSY if isinstance(said, dict) and _is_busy(said) else Verdict.ANSWER
+
+
+class Opening:
+    """The beginning of an answer, held until it is known to be one."""
+
+    __slots__ = ("_size", "_stream", "fragments")
+
+    def __init__(self, *, stream: bool) -> None:
+        self._stream = stream
+        self._size = 0
+        self.fragments: list[bytes] = []
+
+    def add(self, fragments: list[bytes], *, ended: bool) -> Verdict:
+        """More of it, or its end. After any other verdict than UNDECIDED it is held no longer."""
+        self.fragments += fragments
+        self._size += sum(map(len, fragments))
+        dripping = len(self.fragments) > DRIPS and self._size < HOLD_BYTES
+        if dripping and not ended and b"\n" not in self.fragments[-1]:
+            return Verdict.UNDECIDED  # an event ends with a newline: nothing can have been decided by this
+        body = b"".join(self.fragments)
+        verdict = first_event(body) if self._stream else error_body(body, ended)
+        return Verdict.ANSWER if ended and verdict is Verdict.UNDECIDED else verdict
+
+    def head(self, size: int) -> bytes:
+        """Its first `size` bytes."""
+        return b"".join(self.fragments)[:size]
