@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -67,6 +68,7 @@ class Admin:
             "url": replica.address.url if isinstance(replica.address, Upstream) else None,
             "state": replica.state,
             "why": self._router.health.why(replica),
+            "since": _wall_clock(self._router.health.since(replica)),
             "weight": replica.weight,
             "in_flight": replica.in_flight,
             "served": replica.served,
@@ -103,6 +105,10 @@ class Admin:
                 "known_policies": list(registry.POLICIES),
             }
         )
+
+
+def _wall_clock(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def _hex(given: str) -> bytes | None:

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -88,8 +88,9 @@ class Router:
     async def run(self) -> int:
         """Serve until told to stop. Returns the exit code: 1 if streams were cut, else 0."""
         settings = self.settings
-        _raise_file_limit()
-        sockets = [_bind(settings.host, settings.port), _bind(settings.admin.host, settings.admin.port)]
+        _raise_file_limit(settings.limits.connections)
+        sockets = _bind(settings.host, settings.port)
+        admin_sockets = _bind(settings.admin.host, settings.admin.port)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
@@ -98,23 +99,29 @@ class Router:
             self.fleet.join(given)
         data = _Server(_config(_no_app, http=self.proxy.protocol))
         admin = _Server(_config(Admin(self).app()))
-        self._announce(sockets)
+        self._announce(sockets[0], admin_sockets[0])
         # What is there now stays for good. Requests make little garbage in cycles, so collections may be rare:
         # each would stop all streams for as long as it takes to walk the sessions.
+        gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
-        serving = [asyncio.create_task(data.serve([sockets[0]])), asyncio.create_task(admin.serve([sockets[1]]))]
+        serving = [asyncio.create_task(data.serve(sockets)), asyncio.create_task(admin.serve(admin_sockets))]
         stopping = asyncio.create_task(self._stop.wait())
-        await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        ended, _ = await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        lost = stopping not in ended
+        if lost:
+            log.error("a listener has ended by itself: stopping")
+            self._stop.set()
         cut = await self._drain(data, serving[0])
         admin.should_exit = True
         admin.force_exit = True
-        await asyncio.gather(*serving, return_exceptions=True)
-        await self.health.stop()
-        await self.reports.stop()
+        for result in await asyncio.gather(*serving, return_exceptions=True):
+            if isinstance(result, BaseException):
+                log.error("a listener failed", exc_info=result)
+        await self.fleet.close()
         self.proxy.stop()
         self.access_log.close()
-        return 1 if cut else 0
+        return 1 if cut or lost else 0
 
     def _signalled(self) -> None:
         self._signals += 1
@@ -128,8 +135,8 @@ class Router:
         await self._wait(drain.delay_s, lambda: False)
         self.proxy.begin_drain()
         server.should_exit = True
-        if await self._wait(drain.grace_s, lambda: self.proxy.connections == 0):
-            await serving
+        # It ends when its port is closed and all connections are: some may come until it is closed.
+        if await self._wait(drain.grace_s, serving.done):
             return 0
         cut = self.proxy.cut()
         server.force_exit = True
@@ -137,7 +144,7 @@ class Router:
             log.warning("%d requests were cut off", cut)
         return cut
 
-    async def _wait(self, seconds: float, done: Any) -> bool:
+    async def _wait(self, seconds: float, done: Callable[[], bool]) -> bool:
         """Wait for so long, or until `done()`, or until a second signal. Whether it was done."""
         end = self.clock() + seconds
         while not done():
@@ -146,9 +153,8 @@ class Router:
             await asyncio.sleep(0.05)
         return True
 
-    def _announce(self, sockets: list[socket.socket]) -> None:
-        data, admin = (sock.getsockname() for sock in sockets)
-        log.info("warmroute listens on http://%s:%d, admin on http://%s:%d", *data[:2], *admin[:2])
+    def _announce(self, data: socket.socket, admin: socket.socket) -> None:
+        log.info("warmroute listens on http://%s, admin on http://%s", _authority(data), _authority(admin))
         names = ", ".join(replica.id for replica in self.settings.replicas) or "none: every request will be refused"
         log.info("policy %s over %d replicas: %s", self.balancer.policy.name, len(self.settings.replicas), names)
 
@@ -163,24 +169,50 @@ def _config(app: Any, **given: Any) -> uvicorn.Config:
     )
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket. Raises OSError that names host and port."""
+class CannotListen(Exception):
+    """A port that cannot be had. The message names host, port and remedy."""
+
+
+def _bind(host: str, port: int) -> list[socket.socket]:
+    """A bound socket for each address of the host (`localhost` may have two). Raises CannotListen."""
+    sockets: list[socket.socket] = []
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
-        )[0]
-        sock = socket.socket(family, kind, proto)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
+        for family, kind, proto, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
+        ):
+            sock = socket.socket(family, kind, proto)
+            sockets.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family is socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if sockets[1:]:  # the same port, also where 0 asks for any
+                address = (address[0], sockets[0].getsockname()[1], *address[2:])
+            sock.bind(address)
+            sock.setblocking(False)
     except OSError as error:
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}: choose another host or port") from None
-    sock.setblocking(False)
-    return sock
+        for sock in sockets:
+            sock.close()
+        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}: choose another host or port") from None
+    return sockets
 
 
-def _raise_file_limit() -> None:
+def _authority(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _raise_file_limit(connections: int) -> None:
     """Every stream takes two descriptors; the usual soft limit of 1,024 is soon reached."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit != resource.RLIM_INFINITY and limit < 2 * connections:
+        log.warning(
+            "limits.connections is %d, which takes up to %d open files, and the system allows %d: "
+            "raise its limit (ulimit -Hn) or lower the setting",
+            connections,
+            2 * connections,
+            limit,
+        )

@@ -14,8 +14,9 @@ import uvloop
 import yaml
 
 from policies import registry
-from router.app import Router
-from router.settings import ConfigError, Settings, load, masked
+from router.app import CannotListen, Router
+from router.configuration import ConfigError, load, masked
+from router.settings import Settings
 
 EXIT_CONFIG = 2
 """As argparse's own: the command line or the configuration cannot be used."""
@@ -89,7 +90,7 @@ def _serve(given: argparse.Namespace) -> int:
     _log_to_stderr(settings)
     try:
         return uvloop.run(_run(settings))
-    except OSError as error:
+    except CannotListen as error:
         _fail(str(error))
         return 1
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from policies.balancer import Balancer
 from policies.types import Replica
+from router.ask import Asker
 from router.health import Health
 from router.proxy.upstream import Upstream
 from router.reports import Reports
@@ -28,6 +29,7 @@ class Fleet:
         self._reports = reports
         self._settings = settings
         self._clock = clock
+        self._askers: dict[Replica, Asker] = {}
 
     def join(self, given: ReplicaSettings) -> Replica:
         """Add a replica and begin to watch it. Raises ValueError for a URL that cannot be used."""
@@ -35,8 +37,9 @@ class Fleet:
         upstream = Upstream(given.url, connect_s=settings.timeouts.connect_s, idle_s=settings.pool.idle_s)
         replica = Replica(given.id, weight=given.weight, address=upstream)
         self._balancer.join(replica, self._clock())
-        self._health.watch(replica, given.url)
-        self._reports.watch(replica, given.url)
+        asker = self._askers[replica] = Asker(given.url, upstream.ssl)
+        self._health.watch(replica, asker)
+        self._reports.watch(replica, asker)
         return replica
 
     async def leave(self, replica_id: str) -> None:
@@ -46,3 +49,9 @@ class Fleet:
             replica.address.close()
         await self._health.forget(replica)
         await self._reports.forget(replica)
+        await self._askers.pop(replica).close()
+
+    async def close(self) -> None:
+        """All leave."""
+        for replica_id in list(self._balancer.replicas):
+            await self.leave(replica_id)

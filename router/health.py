@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
 
 from policies.balancer import Balancer
@@ -21,7 +22,17 @@ from router.standing import Standing
 
 log = logging.getLogger("warmroute.health")
 
+READY, HEALTH, ROOT = "/ready", "/health", "/"
+"""What is asked, in this order of preference: older engines have no `/ready`, other servers neither of both."""
+
 _ABSENT = (404, 405, 501)
+
+RETRY_UPWARD_S = 60.0
+"""How long a fallback is kept before `/ready` is tried again: a gateway's 404 may pass."""
+
+STATEMENT_S = 1.0
+"""`/health` looks once a second whether the engine has generated: what fails sooner says that the server starts or
+drains, not that it is silent."""
 
 
 class Health:
@@ -33,18 +44,14 @@ class Health:
         self._clock = clock
         self._watches: dict[Replica, _Watch] = {}
 
-    def watch(self, replica: Replica, url: str) -> None:
+    def watch(self, replica: Replica, asker: Asker) -> None:
         """Begin to probe it."""
-        self._watches[replica] = _Watch(self, replica, url)
+        self._watches[replica] = _Watch(self, replica, asker, self._settings, self._clock)
 
     async def forget(self, replica: Replica) -> None:
         """Stop probing it."""
         if (watch := self._watches.pop(replica, None)) is not None:
             await watch.stop()
-
-    async def stop(self) -> None:
-        for replica in list(self._watches):
-            await self.forget(replica)
 
     @property
     def probed(self) -> bool:
@@ -56,97 +63,131 @@ class Health:
         watch = self._watches.get(replica)
         return watch.standing.why if watch is not None else "not watched"
 
+    def since(self, replica: Replica) -> float | None:
+        """When it came into that state, seconds since the epoch; None when it is not watched."""
+        watch = self._watches.get(replica)
+        return watch.since if watch is not None else None
+
     # Told by the data path
 
     def succeeded(self, replica: Replica) -> None:
+        """It answered a request."""
         if (watch := self._watches.get(replica)) is not None:
             watch.standing.request_succeeded()
 
     def failed(self, replica: Replica, why: str) -> None:
+        """It left a request unanswered, or broke off."""
         if (watch := self._watches.get(replica)) is not None:
             watch.standing.request_failed(why)
-            self.settle(replica, watch.standing)
+            self.settle(watch)
 
-    def settle(self, replica: Replica, standing: Standing) -> None:
+    def settle(self, watch: _Watch) -> None:
         """Carry a change of standing over to the Balancer."""
+        replica, standing = watch.replica, watch.standing
         if replica.state is not standing.state:
             level = logging.INFO if standing.state is State.READY else logging.WARNING
             log.log(level, "replica %s is %s (was %s): %s", replica.id, standing.state, replica.state, standing.why)
+            watch.since = time.time()
             self._balancer.set_state(replica, standing.state, self._clock())
 
 
 class _Watch:
     """The probes of one replica."""
 
-    def __init__(self, health: Health, replica: Replica, url: str) -> None:
+    def __init__(
+        self, health: Health, replica: Replica, asker: Asker, settings: HealthSettings, clock: Callable[[], float]
+    ) -> None:
         self._health = health
-        self._settings = health._settings
-        self._replica = replica
-        self._asker = Asker(url)
-        self.standing = Standing(self._settings)
+        self._asker = asker
+        self._settings = settings
+        self._clock = clock
+        self.replica = replica
+        self.standing = Standing(settings)
+        self.since = time.time()
         self.probed = False
-        self._path = "/ready"
-        """What is asked: `/ready`, or `/health` of older engines, or `/` of servers that have neither."""
+        self._path = READY
+        self._retry_at = 0.0
         self._answered = 0
         """Requests it had answered when `/health` was last due."""
+        # Delayed by chance: a router that starts must not ask all of a fleet at the same moment, still less
+        # make all of it generate.
         self._tasks = [
-            asyncio.create_task(self._forever(self._probe, lambda: self._interval)),
-            asyncio.create_task(self._forever(self._probe_deeply, lambda: self._settings.deep_interval_s)),
+            asyncio.create_task(self._forever(self._probe, settings.interval_s / 4)),
+            asyncio.create_task(self._forever(self._probe_deeply, settings.deep_interval_s)),
         ]
-
-    @property
-    def _interval(self) -> float:
-        return self._settings.deep_interval_s if self._path == "/health" else self._settings.interval_s
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._asker.close()
 
-    async def _forever(self, probe: Callable[[], Awaitable[None]], interval: Callable[[], float]) -> None:
-        if probe == self._probe_deeply:
-            # A router that restarts must not make every engine of the fleet generate at the same moment.
-            await asyncio.sleep(interval() * random.random())
+    async def _forever(self, probe: Callable[[], Awaitable[float]], delay_s: float) -> None:
+        """Probe again and again; `probe` tells how many seconds to wait before the next."""
+        await asyncio.sleep(delay_s * random.random())
         while True:
             try:
-                await probe()
+                pause_s = await probe()
             except Exception:
-                log.exception("probing %s failed in a way it should not", self._replica.id)
-            self._health.settle(self._replica, self.standing)
-            await asyncio.sleep(interval() * (0.9 + 0.2 * random.random()))
+                log.exception("probing %s failed in a way it should not", self.replica.id)
+                pause_s = self._settings.interval_s
+            self._health.settle(self)
+            await asyncio.sleep(pause_s * (0.9 + 0.2 * random.random()))
 
-    async def _probe(self) -> None:
+    async def _probe(self) -> float:
         settings, standing = self._settings, self.standing
-        deep = self._path == "/health"
-        seen = standing.successes
-        try:
-            answer = await self._asker.get(self._path, settings.deep_timeout_s if deep else settings.timeout_s)
-        except OSError as error:
-            if not (deep and standing.successes > seen):
-                standing.probe_failed(f"{self._path}: {error}")
-            self._path = "/ready"  # what comes back may be another version
-        else:
-            status = answer.status
-            if status in _ABSENT and self._path != "/":
-                self._path = "/health" if self._path == "/ready" else "/"
-                log.info("replica %s has no such endpoint, asking %s from now on", self._replica.id, self._path)
-                await self._probe()
-                return
-            if status < 500:
+        if self._path != READY and self._clock() >= self._retry_at:
+            self._path = READY
+        while True:
+            path = self._path
+            began, successes = self._clock(), standing.successes
+            try:
+                answer = await self._asker.get(path, settings.deep_timeout_s if path == HEALTH else settings.timeout_s)
+            except OSError as error:
+                self._failed(path, str(error), began, successes)
+                self._path = READY  # what comes back may be another version
+                break
+            if answer.status in _ABSENT and path != ROOT:
+                self._path = HEALTH if path == READY else ROOT
+                if path == READY:
+                    self._retry_at = self._clock() + RETRY_UPWARD_S
+                log.debug("replica %s has no %s, asking %s", self.replica.id, path, self._path)
+                continue
+            if answer.status >= 500:
+                self._failed(path, f"{path} says {answer.status}", began, successes, answer.status)
+            else:
+                if path != READY:
+                    standing.deep_probe_passed()
                 standing.probe_passed()
-            elif status == 503 and self._path == "/ready":
-                standing.probe_not_ready("/ready says 503: it drains, is paused, or starts")
-            elif not (deep and standing.successes > seen):
-                standing.probe_failed(f"{self._path} says {status}")
+            break
         self.probed = True
+        seldom = self._path == HEALTH and standing.state is State.READY
+        return settings.deep_interval_s if seldom else settings.interval_s
 
-    async def _probe_deeply(self) -> None:
-        """Ask `/health` where `/ready` is what decides: its failure, or its success, shows in `/ready`."""
-        answered, self._answered = self.standing.successes > self._answered, self.standing.successes
-        if self._path != "/ready" or (answered and self.standing.state is State.READY):
-            return
+    def _failed(self, path: str, why: str, began: float, successes: int, status: int | None = None) -> None:
+        if path == HEALTH and self._clock() - began >= STATEMENT_S:
+            self.standing.deep_probe_failed(f"{why}: it generates nothing", successes)
+        elif status == 503 and path != ROOT:
+            self.standing.probe_not_ready(f"{why}: it drains, is paused, or starts")
+        else:
+            self.standing.probe_failed(why)
+
+    async def _probe_deeply(self) -> float:
+        """Ask `/health` of a replica that is judged by `/ready`, unless its answers show that it is alive."""
+        settings, standing = self._settings, self.standing
+        successes = standing.successes
+        idle, self._answered = successes == self._answered, successes
+        if self._path != READY or not (idle or standing.state is not State.READY):
+            return settings.deep_interval_s
+        began = self._clock()
         try:
-            await self._asker.get("/health", self._settings.deep_timeout_s)
+            answer = await self._asker.get(HEALTH, settings.deep_timeout_s)
+            passed, why = answer.status < 500, f"/health says {answer.status}"
         except OSError as error:
-            log.info("replica %s: /health: %s", self._replica.id, error)
+            passed, why = False, str(error)
+        if passed:
+            standing.deep_probe_passed()
+        elif self._clock() - began >= STATEMENT_S:
+            standing.deep_probe_failed(f"{why}: it generates nothing", successes)
+            # A failed /health makes /ready say 503 until one succeeds: ask again soon, lest it stays out for nothing.
+            return settings.interval_s
+        return settings.deep_interval_s

@@ -12,13 +12,15 @@ class Standing:
     It starts ready: a router that has just come up must not refuse traffic until its first probes are back.
     """
 
-    __slots__ = ("_failures", "_passes", "_request_failures", "_settings", "state", "successes", "why")
+    __slots__ = ("_failures", "_passes", "_request_failures", "_settings", "hung", "state", "successes", "why")
 
     def __init__(self, settings: HealthSettings) -> None:
         self._settings = settings
         self._failures = 0
         self._passes = 0
         self._request_failures = 0
+        self.hung = False
+        """The last `/health` was not answered: only one that is, or another process in its place, clears this."""
         self.state = State.READY
         self.why = "not probed yet"
         self.successes = 0
@@ -27,6 +29,8 @@ class Standing:
     def probe_passed(self) -> None:
         """It says that it is ready."""
         self._failures = 0
+        if self.hung:
+            return
         self._passes += 1
         if self.state is State.READY:
             self.why = "ready"
@@ -38,20 +42,38 @@ class Standing:
         """It answers, and says that it wants nothing new."""
         self._failures = 0
         self._passes = 0
-        self._set(State.DRAINING, why)
+        if not self.hung:
+            self._set(State.DRAINING, why)
 
     def probe_failed(self, why: str) -> None:
         """It does not answer, or answers nonsense."""
         self._passes = 0
         self._failures += 1
         if self._failures >= self._settings.fail_after:
+            self.hung = False
+            self._set(State.EJECTED, why)
+
+    def deep_probe_passed(self) -> None:
+        """It generated a token."""
+        self.hung = False
+
+    def deep_probe_failed(self, why: str, successes: int) -> None:
+        """It generated nothing for as long as one may wait. `successes`: their count when that wait began.
+
+        An answer to a request meanwhile overrides it: a long prefill can hold up the probe, never all answers.
+        """
+        if self.successes == successes:
+            self.hung = True
+            self._passes = 0
             self._set(State.EJECTED, why)
 
     def request_succeeded(self) -> None:
+        """It answered a request."""
         self.successes += 1
         self._request_failures = 0
 
     def request_failed(self, why: str) -> None:
+        """It left a request unanswered, or broke off."""
         self._request_failures += 1
         self._passes = 0
         if self.state is State.READY and self._request_failures >= self._settings.passive_fail_after:

@@ -1,0 +1,192 @@
+"""Reading the configuration: flags over environment over file over defaults, and every fault explained.
+
+A fault is told with its key, its value and a remedy, in one line; nothing here ends in a traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import EnvSettingsSource, SettingsError
+
+from router.settings import ReplicaSettings, Settings
+
+PREFIX = "WARMROUTE_"
+
+_SERVICE_LINK = re.compile(r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
+"""What Kubernetes puts into every container for a Service called `warmroute`: not meant for us."""
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used. The message names key, value and remedy, a line for each fault."""
+
+
+def load(file: str | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+    """Read and validate everything. `flags` (the same tree as the file's) win over the environment, it over the file.
+
+    Raises ConfigError.
+    """
+    try:
+        tree = read_file(file) if file is not None else {}
+        return Settings(**_merged(_merged(tree, _environment()), flags or {}))
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(fault) for fault in error.errors())) from None
+    except RecursionError:
+        raise ConfigError(f"--config {file}: nested too deeply, or an alias that contains itself") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key given twice is an error, not a silent choice of the last one."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {key.value!r} is given twice: remove one", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_file(file: str) -> dict[str, Any]:
+    """The tree in a YAML file. Raises ConfigError."""
+    try:
+        tree = yaml.load(Path(file).read_text(encoding="utf-8"), _Loader)
+    except OSError as error:
+        raise ConfigError(f"--config {file}: {error.strerror}: give the path of a readable YAML file") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"--config {file}: not good YAML: {' '.join(str(error).split())}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"--config {file}: expected a mapping of keys such as `replicas:`, got {type(tree).__name__}")
+    return _merged({}, tree)
+
+
+def _environment() -> dict[str, Any]:
+    """The tree in the environment. Raises ConfigError for a variable that nothing reads."""
+    given: dict[str, str] = {}
+    for name, value in os.environ.items():
+        rest = name.upper().removeprefix(PREFIX)
+        if rest == name.upper() or _SERVICE_LINK.fullmatch(rest) or _SERVICE_LINK_VALUE.match(value):
+            continue
+        path = rest.lower().split("__")
+        if (fault := _unknown(path)) is not None:
+            raise ConfigError(f"environment variable {name}={_shown(path, value)}: {fault}")
+        given[name.lower()] = value
+    source = EnvSettingsSource(Settings)
+    source.env_vars = given
+    tree: dict[str, Any] = {}
+    # A plain name replaces what the file says, parameters and all, unless the environment gives its own.
+    name_key = f"{PREFIX.lower()}policy"
+    policy_name = given.pop(name_key) if not given.get(name_key, "{").lstrip().startswith("{") else None
+    for name in given:  # one by one, so that the one at fault can be named
+        source.env_vars = {name: given[name]}
+        try:
+            tree = _merged(tree, source())
+        except SettingsError:
+            raise ConfigError(
+                f"environment variable {name.upper()}={given[name]!r}: a list or a mapping is written as JSON"
+            ) from None
+    policy = tree.get("policy")
+    if isinstance(policy, dict) and isinstance(parameters := policy.get("parameters"), dict):
+        policy["parameters"] = {key: _scalar(value) for key, value in parameters.items()}
+    if policy_name is not None:
+        tree["policy"] = {**policy, "name": policy_name} if isinstance(policy, dict) else policy_name
+    return tree
+
+
+def _scalar(value: Any) -> Any:
+    """A parameter's type is known to its policy alone: a number is taken for one."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
+
+
+def _unknown(path: list[str]) -> str | None:
+    """Why a path of keys names no setting; None when it does."""
+    model: type[BaseModel] = Settings
+    for depth, key in enumerate(path):
+        if key not in model.model_fields:
+            return f"unknown key {'.'.join(path[: depth + 1])!r}{_hint(path[:depth], key, model)}"
+        annotation = model.model_fields[key].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return None if depth == len(path) - 1 or key == "parameters" else f"{key!r} has no keys below it"
+        model = annotation
+    return None
+
+
+def _hint(path: list[str], key: str, model: type[BaseModel]) -> str:
+    """The nearest key: a sibling, or one elsewhere whose whole path was meant."""
+    known = list(model.model_fields)
+    elsewhere = {dotted.replace(".", "_"): dotted for dotted in _dotted(Settings)}
+    if near := elsewhere.get("_".join([*path, key])):
+        return f": did you mean {near!r} (in the environment {PREFIX}{near.replace('.', '__').upper()})?"
+    if near := next(iter(difflib.get_close_matches(key, known, n=1)), None):
+        return f": did you mean {'.'.join([*path, near])!r}?"
+    if named := [dotted for dotted in elsewhere.values() if dotted.endswith(f".{key}")]:
+        return f": did you mean {' or '.join(map(repr, named))}?"
+    return f": known keys are {', '.join(known)}"
+
+
+def _dotted(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _dotted(field.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[Any, Any]) -> dict[str, Any]:
+    """`above` over `below`, mapping by mapping; keys become text, as `1:` or `yes:` are not in YAML."""
+    out = dict(below)
+    for key, value in above.items():
+        if isinstance(value, Mapping):
+            under = out.get(str(key))
+            out[str(key)] = _merged(under if isinstance(under, Mapping) else {}, value)
+        else:
+            out[str(key)] = value
+    return out
+
+
+def _shown(path: list[str], value: object) -> str:
+    """A value for a message; not those of `identity`, where a secret may stand under a misspelt key."""
+    return "***" if path[0] == "identity" and path[1:2] != ["rules"] else repr(value)
+
+
+def _explain(fault: Any) -> str:
+    """One fault as a line: key, what is wrong, value, remedy."""
+    path = [str(part) for part in fault["loc"]]
+    where = ".".join(path)
+    if fault["type"] == "extra_forbidden":
+        model: type[BaseModel] = Settings
+        for key in path[:-1]:
+            field = model.model_fields.get(key)
+            annotation = field.annotation if field is not None else ReplicaSettings
+            model = (
+                annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else ReplicaSettings
+            )
+        return f"{where}: unknown key, set to {_shown(path, fault['input'])}{_hint(path[:-1], path[-1], model)}"
+    message = fault["msg"].removeprefix("Value error, ")
+    if not where:
+        return str(message)
+    if fault["type"] == "value_error":
+        return f"{where}: {message}"
+    return f"{where}: {message}, got {_shown(path, fault['input'])}"
+
+
+def masked(settings: Settings) -> dict[str, Any]:
+    """The tree in force, secrets hidden, fit for YAML."""
+    return settings.model_dump(mode="json")

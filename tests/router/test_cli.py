@@ -1,0 +1,317 @@
+"""The `warmroute` command as a user runs it: what it prints, its exit codes, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from policies.registry import POLICIES
+from tests.fakes.client import RawClient, get, post
+from tests.fakes.process import ROOT, Router, start_router
+from tests.fakes.replica import FakeReplica
+from tests.fakes.upstream import LAST_CHUNK, SSE_HEAD, Peer, ScriptedUpstream, chunk
+from tests.fakes.waiting import until
+from tests.fakes.wire import Ended, eventually
+
+END_S = 20
+
+
+def warmroute(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    clean = {name: value for name, value in os.environ.items() if not name.upper().startswith("WARMROUTE_")}
+    command = [str(ROOT / ".venv/bin/warmroute"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, env=clean | environment, check=False)
+
+
+# Commands that end by themselves
+
+
+def test_version() -> None:
+    done = warmroute("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("warmroute ")
+
+
+def test_help_names_the_commands() -> None:
+    done = warmroute("--help")
+    assert done.returncode == 0
+    for command in ("serve", "check-config", "policies"):
+        assert command in done.stdout
+
+
+def test_no_command_is_a_usage_error() -> None:
+    done = warmroute()
+    assert done.returncode == 2
+    assert "usage: warmroute" in done.stderr
+
+
+def test_policies() -> None:
+    text = warmroute("policies")
+    as_json = warmroute("policies", "--json")
+    assert (text.returncode, as_json.returncode) == (0, 0)
+    assert [each["policy"] for each in json.loads(as_json.stdout)] == list(POLICIES)
+    assert "tie_s = 0.15" in text.stdout
+    for name in POLICIES:
+        assert f"{name}: " in text.stdout
+
+
+def test_check_config_prints_what_would_be_in_force(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("port: 1\nhost: 0.0.0.0\nidentity: {secret: hush}")
+    flags = ["--config", str(file), "--port", "3", "--admin-host", "::", "--admin-port", "4", "--policy", "random"]
+    flags += ["--replica", "http://a:1", "--replica", "http://b:2"]
+    done = warmroute("check-config", *flags, WARMROUTE_PORT="2", WARMROUTE_LOG__LEVEL="debug")
+    assert (done.returncode, done.stderr) == (0, "")
+    tree = yaml.safe_load(done.stdout)
+    assert (tree["host"], tree["port"], tree["admin"]) == ("0.0.0.0", 3, {"host": "::", "port": 4})
+    assert [replica["url"] for replica in tree["replicas"]] == ["http://a:1", "http://b:2"]
+    assert tree["policy"] == {"name": "random", "parameters": {}}
+    assert tree["log"]["level"] == "debug"
+    assert "hush" not in done.stdout
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config"])
+@pytest.mark.parametrize(
+    ("flags", "environment", "told"),
+    [
+        (["--policy", "nosuch"], {}, "warmroute: policy: unknown policy 'nosuch'; known policies: "),
+        (["--replica", "a:1"], {}, "warmroute: replicas.0: 'a:1' is not a replica's URL: write it as in http://"),
+        (["--port", "70000"], {}, "warmroute: port: "),
+        (["--config", "/nosuch/file"], {}, "warmroute: --config /nosuch/file: No such file or directory"),
+        ([], {"WARMROUTE_PROT": "1"}, "warmroute: environment variable WARMROUTE_PROT='1': unknown key 'prot'"),
+    ],
+)
+def test_a_bad_configuration_is_told_in_a_line(
+    command: str, flags: list[str], environment: dict[str, str], told: str
+) -> None:
+    done = warmroute(command, *flags, **environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(told)
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("taken", ["--port", "--admin-port"])
+def test_a_port_in_use_is_told_in_a_line(taken: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        flags = {"--port": "0", "--admin-port": "0"} | {taken: str(port)}
+        done = warmroute("serve", *[word for flag in flags.items() for word in flag], WARMROUTE_LOG__LEVEL="error")
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"warmroute: cannot listen on 127.0.0.1:{port}: Address already in use: choose another host or port\n"
+    )
+
+
+# Serving
+
+
+class Streaming:
+    """A replica whose streams go on until the test lets them end."""
+
+    def __init__(self) -> None:
+        self.finish = asyncio.Event()
+        self.upstream = ScriptedUpstream(self._script)
+
+    async def _script(self, peer: Peer) -> None:
+        while True:
+            request = await peer.request()
+            if request.target == "/v1/chat/completions":
+                peer.send(SSE_HEAD + chunk(b'data: {"id":"1"}\n\n'))
+                await asyncio.wait(
+                    [asyncio.create_task(self.finish.wait()), asyncio.create_task(peer.end())],
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                peer.send(chunk(b"data: [DONE]\n\n") + LAST_CHUNK)
+            elif request.target in ("/ready", "/health"):
+                peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            else:
+                peer.send(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+
+
+@pytest.fixture
+async def streaming() -> AsyncIterator[Streaming]:
+    streaming = Streaming()
+    await streaming.upstream.start()
+    yield streaming
+    streaming.finish.set()
+    await streaming.upstream.stop()
+
+
+class Started:
+    """Starts routers and ends those that are left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.routers: list[Router] = []
+        self.clients: list[RawClient] = []
+
+    async def __call__(self, url: str, settings: str = "") -> Router:
+        file = self.folder / "c.yaml"
+        file.write_text(settings)
+        log = self.folder / "router.log"
+        router = await asyncio.to_thread(start_router, [url], log, "--config", str(file))
+        self.routers.append(router)
+        return router
+
+    async def client(self, router: Router) -> RawClient:
+        """A connection to it."""
+        client = await RawClient.connect(router.port)
+        self.clients.append(client)
+        return client
+
+    async def stream(self, router: Router) -> RawClient:
+        """A client in the middle of a stream."""
+        client = await self.client(router)
+        client.send(post())
+        assert (await client.head()).status == 200
+        assert await client.chunk() == b'data: {"id":"1"}\n\n'
+        return client
+
+    async def end(self) -> None:
+        for client in self.clients:
+            client.transport.abort()
+        await eventually(lambda: all(client.ended for client in self.clients))
+        for router in self.routers:
+            await asyncio.to_thread(router.stop)
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Started]:
+    started = Started(tmp_path)
+    yield started
+    await started.end()
+
+
+async def ended(router: Router) -> int:
+    return await asyncio.to_thread(router.wait_end, END_S)
+
+
+async def refuses(router: Router) -> None:
+    """Wait until its port is closed."""
+
+    async def connects() -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", router.port)
+        except ConnectionRefusedError:
+            return False
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        return True
+
+    await until(connects, lambda connected: not connected, END_S, "the port is closed")
+
+
+async def readyz(router: Router) -> tuple[int, str]:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        answer = await client.get(f"{router.admin_url}/readyz")
+    return answer.status_code, answer.json().get("reason", "")
+
+
+async def test_it_routes_and_says_where_it_listens(start: Started) -> None:
+    replica = await FakeReplica(ready=200, health=200).start()
+    replica.say("/v1/models", {"data": []})
+    router = await start(replica.url)
+    client = await start.client(router)
+    answer = await client.ask(get("/v1/models", "x-request-id: first"))
+    assert (answer.status, json.loads(answer.body)) == (200, {"data": []})
+    line = await asyncio.to_thread(router.entry, "first")
+    assert (line["status"], line["replica"]) == (200, replica.url)
+    router.signal(signal.SIGTERM)
+    assert await client.end() == "eof", "an idle connection is closed"
+    assert await ended(router) == 0
+    log = router.log.read_text()
+    assert f"warmroute listens on {router.url}, admin on {router.admin_url}" in log
+    assert f"policy session_affinity over 1 replicas: {replica.url}" in log
+    assert "Traceback" not in log
+    await replica.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_streams_end(number: signal.Signals, start: Started, streaming: Streaming) -> None:
+    router = await start(streaming.upstream.url)
+    client = await start.stream(router)
+    router.signal(number)
+    await refuses(router)
+    assert await readyz(router) == (503, "draining")
+    assert router.alive
+    streaming.finish.set()
+    assert await client.chunk() == b"data: [DONE]\n\n"
+    assert await client.chunk() == b""
+    assert await ended(router) == 0
+    log = router.log.read_text()
+    assert "cut off" not in log
+    assert json.loads(next(line for line in log.splitlines() if '"cause"' in line))["cause"] == "done"
+
+
+async def test_the_delay_comes_before_the_port_is_closed(start: Started, streaming: Streaming) -> None:
+    router = await start(streaming.upstream.url, "drain: {delay_s: 3600}")
+    client = await start.client(router)
+    router.signal(signal.SIGTERM)
+    await until(lambda: readyz(router), lambda seen: seen == (503, "draining"), END_S, "not ready")
+    assert (await client.ask(get("/nosuch"))).status == 404, "still served"
+    router.signal(signal.SIGTERM)
+    assert await ended(router) == 0, "nothing was under way"
+
+
+async def test_the_end_of_the_grace_cuts_streams_and_says_so(start: Started, streaming: Streaming) -> None:
+    router = await start(streaming.upstream.url, "drain: {grace_s: 0.3}")
+    clients = [await start.stream(router) for _ in range(2)]
+    router.signal(signal.SIGTERM)
+    for client in clients:
+        with pytest.raises(Ended):
+            await client.chunk()
+    assert await ended(router) == 1
+    log = router.log.read_text()
+    assert "2 requests were cut off" in log
+    assert log.count('"cause":"client"') + log.count('"cause":"router"') == 2
+    await eventually(lambda: all(peer.ended for peer in streaming.upstream.connections), "the engine is free")
+
+
+async def test_a_second_signal_stops_at_once(start: Started, streaming: Streaming) -> None:
+    router = await start(streaming.upstream.url)
+    client = await start.stream(router)
+    router.signal(signal.SIGTERM)
+    await refuses(router)
+    router.signal(signal.SIGINT)
+    with pytest.raises(Ended):
+        await client.chunk()
+    assert await ended(router) == 1
+    assert "1 requests were cut off" in router.log.read_text()
+
+
+async def test_a_client_that_comes_while_it_stops_does_not_keep_it(start: Started, streaming: Streaming) -> None:
+    router = await start(streaming.upstream.url)
+    running = await start.stream(router)
+    silent = await start.client(router)
+    router.signal(signal.SIGTERM)
+    assert await silent.end() in ("eof", "reset")
+    streaming.finish.set()
+    while await running.chunk():
+        pass
+    assert await ended(router) == 0
+
+
+def test_readiness_waits_for_the_first_probes(tmp_path: Path) -> None:
+    """Of a replica that accepts and says nothing, readiness is not known before its probe has timed out."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        config = tmp_path / "c.yaml"
+        config.write_text("health: {timeout_s: 3600}")
+        with Router([url], tmp_path / "router.log", "--config", str(config)) as router:
+            router.wait_ok(f"{router.admin_url}/livez", END_S)
+            answer = httpx.get(f"{router.admin_url}/readyz", trust_env=False)
+            assert answer.status_code == 503
+            assert answer.json()["reason"] == "the first probes are not back yet"
+            router.wait_ok(f"{router.admin_url}/readyz", END_S)  # but that wait has its limit, too
