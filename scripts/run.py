@@ -1,6 +1,7 @@
 """What `make run` does: warmroute in front of three emulated replicas, or of the real ones in REPLICAS.
 
-Environment: REPLICAS (comma-separated URLs), HOST (127.0.0.1), PORT (8080), ADMIN_PORT (8081), POLICY (session_affinity).
+Environment: REPLICAS (comma-separated URLs), HOST (127.0.0.1), PORT (8080), ADMIN_PORT (8081),
+POLICY (session_affinity).
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def main() -> int:
     print(f"  curl -N http://{host}:{port}/v1/chat/completions -H 'content-type: application/json' \\")
     print("    -H 'x-session-affinity: my-session' \\")
     print("""    -d '{"model": "emulated", "stream": true, "messages": [{"role": "user", "content": "hello"}]}'\n""")
-    print("Repeat it: the session stays on its replica. An agent's base URL is that address with /v1 (OpenAI style)", end="")
-    print(f" or without (Anthropic style).\nWhat it sees: curl http://127.0.0.1:{admin_port}/replicas\n", flush=True)
+    print("Repeat it: the session stays on its replica. An agent's base URL is that address with /v1 (OpenAI style) or")
+    print(f"without (Anthropic style). What it sees: curl http://127.0.0.1:{admin_port}/replicas\n", flush=True)
     router = subprocess.Popen(command)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _frame: router.send_signal(received))

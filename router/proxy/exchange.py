@@ -430,8 +430,9 @@ class Exchange:
 
     def _free_body(self) -> None:
         """The request will not be sent again: its body need not be held."""
-        self.proxy.body_bytes -= sum(map(len, self.body))
-        self.body = []
+        if self.body:
+            self.proxy.body_bytes -= self.body_bytes
+            self.body = []
 
     def _finish(self, cause: Cause) -> None:
         """The one place where everything that was taken is given back."""

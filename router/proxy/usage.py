@@ -15,13 +15,7 @@ HEAD_BYTES = 4096
 TAIL_BYTES = 8192
 """How much of its end is kept: OpenAI and SGLang tell usage in the last event."""
 
-_PROMPT = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,12})')
-_COMPLETION = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,12})')
-_CACHED = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,12})')
-_INPUT = re.compile(rb'"input_tokens"\s*:\s*(\d{1,12})')
-_OUTPUT = re.compile(rb'"output_tokens"\s*:\s*(\d{1,12})')
-_CACHE_READ = re.compile(rb'"cache_read_input_tokens"\s*:\s*(\d{1,12})')
-_CACHE_WRITE = re.compile(rb'"cache_creation_input_tokens"\s*:\s*(\d{1,12})')
+_number = re.compile(rb"\s*:\s*(\d{1,12})").match
 
 _END = re.compile(rb'data: ?\[DONE\]|"type": ?"(?:message_stop|response\.(?:completed|incomplete|failed))"')
 
@@ -31,9 +25,13 @@ def ended(tail: bytes) -> bool:
     return _END.search(tail) is not None
 
 
-def _last(pattern: re.Pattern[bytes], text: bytes) -> int | None:
-    found = pattern.findall(text)
-    return int(found[-1]) if found else None
+def _last(name: bytes, text: bytes) -> int | None:
+    """The number that the last field of this name holds."""
+    at = text.rfind(name)
+    if at < 0:
+        return None
+    found = _number(text, at + len(name))
+    return int(found[1]) if found is not None else None
 
 
 def read(head: bytes, tail: bytes) -> Usage | None:
@@ -42,17 +40,17 @@ def read(head: bytes, tail: bytes) -> Usage | None:
     Anthropic's `input_tokens` leaves out what came from cache, OpenAI's `prompt_tokens` and the Responses
     API's `input_tokens` do not: prompt_tokens here always means the whole prompt.
     """
-    prompt = _last(_PROMPT, tail)
+    prompt = _last(b'"prompt_tokens"', tail)
     if prompt is not None:
         if prompt == 0:
             return None  # the zeros that follow an error event
-        return Usage(prompt, _last(_CACHED, tail), _last(_COMPLETION, tail))
+        return Usage(prompt, _last(b'"cached_tokens"', tail), _last(b'"completion_tokens"', tail))
     text = head + tail
-    given = _last(_INPUT, text)
+    given = _last(b'"input_tokens"', text)
     if given is None:
         return None
-    output = _last(_OUTPUT, text)
-    read_tokens = _last(_CACHE_READ, text)
+    output = _last(b'"output_tokens"', text)
+    read_tokens = _last(b'"cache_read_input_tokens"', text)
     if read_tokens is None:
-        return Usage(given, _last(_CACHED, text), output)
-    return Usage(given + read_tokens + (_last(_CACHE_WRITE, text) or 0), read_tokens, output)
+        return Usage(given, _last(b'"cached_tokens"', text), output)
+    return Usage(given + read_tokens + (_last(b'"cache_creation_input_tokens"', text) or 0), read_tokens, output)
