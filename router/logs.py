@@ -52,7 +52,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     rule: str | None = None
     """The identity rule that matched."""
     session: str | None = None
-    """First 16 hex digits of the affinity key."""
+    """The affinity key in hexadecimal, as `/sessions/{key}` takes it."""
     refusal: str | None = None
     """Why the router answered itself."""
     failed: str | None = None
@@ -88,7 +88,7 @@ def line(exchange: Exchange, outcome: Outcome, usage: Usage | None, now: float) 
     if identity is not None:
         out.rule = identity.rule
         if identity.key is not None:
-            out.session = identity.key.hex()[:16]
+            out.session = identity.key.hex()
     if exchange.refusal is not None:
         out.refusal = exchange.refusal.reason
     out.failed = exchange.why or None
@@ -126,7 +126,7 @@ def text(out: Line) -> bytes:
 class AccessLog:
     """Collects lines and hands them in batches to a thread that writes to a file descriptor.
 
-    The session is logged as the first 16 hex digits of its digest; no prompt text and no raw key is.
+    The session is logged as its digest; no prompt text and no raw key is.
     """
 
     def __init__(self, form: Literal["json", "text"], fd: int) -> None:
