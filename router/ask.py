@@ -1,18 +1,19 @@
-"""Asking a replica something off the data path, with every answer bounded in size and time."""
+"""Asking a replica something off the data path, over the data path's own connections.
+
+Every second each replica is asked twice. With a general client that was 14 % of a core for 64 replicas; over
+connections that are made for relaying it is a tenth of that, and what is probed is the very path requests take.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import ssl
+import time
 from dataclasses import dataclass
 
-import httpx
+from router.proxy.connection import UpstreamConnection
+from router.proxy.upstream import Upstream
 
 MAX_BYTES = 1 << 20
-KEEP_ALIVE_S = 3.0
-"""Idle connections are dropped before the engine does, after 5 s in SGLang's uvicorn."""
-_HEADERS = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "warmroute"}
-"""Not compressed: a small answer must not unfold into a huge one."""
 
 
 @dataclass(slots=True)
@@ -24,42 +25,73 @@ class Answer:
 
 
 class Asker:
-    """GETs one replica. A few connections of its own, kept apart from those that carry requests.
+    """GETs one replica, with every answer bounded in size and time."""
 
-    `tls` is the context of an https URL: the same as on the data path, so that both trust the same certificates.
-    """
-
-    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
-        self._url = url.rstrip("/")
-        # The transport alone: a client's cookies, redirects and hooks are of no use here, and a third of its cost.
-        self._transport = httpx.AsyncHTTPTransport(
-            # Without a context httpx would load all certificates of the system, 15 ms for each replica.
-            verify=tls if tls is not None else False,
-            trust_env=False,
-            limits=httpx.Limits(max_connections=4, max_keepalive_connections=2, keepalive_expiry=KEEP_ALIVE_S),
-        )
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
 
     async def get(self, path: str, timeout_s: float, max_bytes: int = MAX_BYTES) -> Answer:
         """The answer. Raises OSError when there is none in time, or its body is larger than `max_bytes`."""
         try:
-            request = httpx.Request("GET", self._url + path, headers=_HEADERS)
             async with asyncio.timeout(timeout_s):
-                response = await self._transport.handle_async_request(request)
-                assert isinstance(response.stream, httpx.AsyncByteStream)
-                try:
-                    body = bytearray()
-                    async for piece in response.stream:
-                        body += piece
-                        if len(body) > max_bytes:
-                            raise OSError(f"the answer to {path} is larger than {max_bytes} bytes")
-                finally:
-                    await response.stream.aclose()
-                return Answer(response.status_code, bytes(body))
+                connection = self._upstream.take(time.monotonic())
+                if connection is not None and (answer := await self._ask(connection, path, max_bytes)) is not None:
+                    return answer
+                answer = await self._ask(await self._upstream.connect(), path, max_bytes)
         except TimeoutError:
             raise OSError(f"no answer to {path} within {timeout_s:g} s") from None
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
-            raise OSError(f"{path}: {error}" if str(error) else f"{path}: {type(error).__name__}") from None
+        except (OSError, ValueError) as error:
+            raise OSError(f"{path}: {error}") from None
+        if answer is None:
+            raise OSError(f"{path}: the connection was closed without an answer")
+        return answer
 
-    async def close(self) -> None:
-        """Close its connections."""
-        await self._transport.aclose()
+    async def _ask(self, connection: UpstreamConnection, path: str, max_bytes: int) -> Answer | None:
+        """The answer; None when the connection ended before any of it came, as an idle one may at any time."""
+        upstream = self._upstream
+        question = _Question(max_bytes)
+        head = b"GET %b%b HTTP/1.1\r\nhost: %b\r\nuser-agent: warmroute\r\naccept-encoding: identity\r\n\r\n"
+        try:
+            if not connection.alive:
+                return None
+            connection.send(question, [head % (upstream.base, path.encode("ascii"), upstream.authority)])
+            return await question.answer
+        finally:
+            if not question.released:
+                connection.close()
+
+
+class _Question:
+    """What an UpstreamConnection tells of an answer, collected."""
+
+    head_only = False
+
+    def __init__(self, max_bytes: int) -> None:
+        self.answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        self.released = False
+        self._body = bytearray()
+        self._max_bytes = max_bytes
+
+    def on_data(self, connection: UpstreamConnection) -> None:
+        if self.answer.done():
+            return
+        connection.interim = []
+        for fragment in connection.fragments:
+            self._body += fragment
+        connection.fragments = []
+        if connection.unsound is not None:
+            self.answer.set_exception(OSError(f"its answer is not valid HTTP/1.1: {connection.unsound}"))
+        elif len(self._body) > self._max_bytes:
+            self.answer.set_exception(OSError(f"its answer is larger than {self._max_bytes} bytes"))
+        elif connection.complete:
+            self.answer.set_result(Answer(connection.status, bytes(self._body)))
+            self.released = True
+            connection.release(time.monotonic())
+
+    def upstream_lost(self, connection: UpstreamConnection) -> None:
+        if self.answer.done():
+            return
+        if connection.received:
+            self.answer.set_exception(OSError("it broke off its answer"))
+        else:
+            self.answer.set_result(None)

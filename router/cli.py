@@ -14,6 +14,7 @@ import uvloop
 import yaml
 
 from policies import registry
+from router import console
 from router.app import CannotListen, Router
 from router.configuration import ConfigError, load, masked
 from router.settings import Settings
@@ -46,6 +47,12 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check-config", help="validate the configuration and print what would be in force")
     _add_settings(check)
     check.set_defaults(run=_check_config)
+    replicas = commands.add_parser("replicas", help="show a running router's replicas")
+    replicas.add_argument(
+        "--admin", metavar="URL", default="http://127.0.0.1:8081", help="its admin port (%(default)s)"
+    )
+    replicas.add_argument("--json", action="store_true", help="as JSON")
+    replicas.set_defaults(run=_replicas)
     policies = commands.add_parser("policies", help="list the policies with their parameters and defaults")
     policies.add_argument("--json", action="store_true", help="as JSON")
     policies.set_defaults(run=_policies)
@@ -101,6 +108,16 @@ async def _run(settings: Settings) -> int:
 
 def _check_config(given: argparse.Namespace) -> int:
     print(yaml.safe_dump(masked(_settings(given)), sort_keys=False), end="")
+    return 0
+
+
+def _replicas(given: argparse.Namespace) -> int:
+    try:
+        replicas = console.ask(given.admin, "/replicas")["replicas"]
+    except console.Unreachable as error:
+        _fail(str(error))
+        return 1
+    print(json.dumps(replicas) if given.json else console.replicas_table(replicas))
     return 0
 
 

@@ -29,7 +29,6 @@ class Fleet:
         self._reports = reports
         self._settings = settings
         self._clock = clock
-        self._askers: dict[Replica, Asker] = {}
 
     def join(self, given: ReplicaSettings) -> Replica:
         """Add a replica and begin to watch it. Raises ValueError for a URL that cannot be used."""
@@ -37,7 +36,7 @@ class Fleet:
         upstream = Upstream(given.url, connect_s=settings.timeouts.connect_s, idle_s=settings.pool.idle_s)
         replica = Replica(given.id, weight=given.weight, address=upstream)
         self._balancer.join(replica, self._clock())
-        asker = self._askers[replica] = Asker(given.url, upstream.ssl)
+        asker = Asker(upstream)
         self._health.watch(replica, asker)
         self._reports.watch(replica, asker)
         return replica
@@ -49,7 +48,6 @@ class Fleet:
             replica.address.close()
         await self._health.forget(replica)
         await self._reports.forget(replica)
-        await self._askers.pop(replica).close()
 
     async def close(self) -> None:
         """All leave."""

@@ -28,7 +28,7 @@ CORE_FORBIDDEN = {
 }
 CORE_FORBIDDEN_NAMES = {"open", "print", "input", "eval", "exec", "__import__", "breakpoint"}
 
-HTTPX_ROOMS = ("router.ask", "router.discovery")
+HTTPX_ROOMS = ("router.console", "router.discovery")
 """Control plane: periodic or administrative work, where a general HTTP client is the right tool."""
 
 OFF_THE_DATA_PATH = {"httpx", "starlette", "requests", "aiohttp", "redis", "pydantic_settings"}
@@ -203,7 +203,7 @@ def test_a_module_without_a_docstring_is_found(module: str, source: str) -> None
         ("policies.x", "from .random import Random\nfrom . import random"),
         ("policies.x", "def f(time: float, open_leases: int) -> float:\n    return time"),
         ("router.proxy.relay", "import asyncio, time\nfrom policies.balancer import Balancer"),
-        ("router.ask", "import httpx"),
+        ("router.console", "import httpx"),
         ("router.discovery.dns", "import httpx"),
         ("router.app", "from router.sim_names import x\nfrom . import sim"),
         ("sim.replay", "from policies.balancer import Balancer\nimport random"),

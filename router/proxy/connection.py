@@ -6,14 +6,13 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import httptools
 
 from router.proxy.headers import Header, named_in_connection
 
 if TYPE_CHECKING:
-    from router.proxy.exchange import Exchange
     from router.proxy.upstream import Upstream
 
 MAX_HEAD_BYTES = 262_144
@@ -32,8 +31,21 @@ def _nowhere(data: bytes) -> None:
     raise RuntimeError("relaying without a client")
 
 
+class Receiver(Protocol):
+    """Who asked, and decides what becomes of the answer."""
+
+    head_only: bool
+    """The request was HEAD: no body follows, whatever the head says."""
+
+    def on_data(self, connection: UpstreamConnection) -> None:
+        """Something was parsed: a head, some body, an end, or nonsense."""
+
+    def upstream_lost(self, connection: UpstreamConnection) -> None:
+        """The connection ended before the answer did."""
+
+
 class UpstreamConnection(asyncio.Protocol):
-    """The upstream half of the pair. Its exchange decides; this parses and passes bytes on."""
+    """The upstream half of the pair. Its receiver decides; this parses and passes bytes on."""
 
     __slots__ = (
         "_at_boundary",
@@ -46,7 +58,6 @@ class UpstreamConnection(asyncio.Protocol):
         "complete",
         "connection_values",
         "delimited",
-        "exchange",
         "fast",
         "fragments",
         "head_bytes",
@@ -57,6 +68,7 @@ class UpstreamConnection(asyncio.Protocol):
         "keep_alive",
         "phrase",
         "received",
+        "receiver",
         "relayed",
         "relaying",
         "reused",
@@ -74,7 +86,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.alive = False
         self.idle_since = 0.0
         self.reused = False
-        self.exchange: Exchange | None = None
+        self.receiver: Receiver | None = None
         self._paused = False
         self._reset()
         self._parser = httptools.HttpResponseParser(self)
@@ -103,7 +115,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.tail: deque[bytes] = deque(maxlen=TAIL_READS)
         self.fast = False
         self.relaying = False
-        """Set by the exchange when every further whole chunk may be written to the client as it is."""
+        """Set by the receiver when every further whole chunk may be written to the client as it is."""
         self._at_boundary = False
         self._poisoned = False
         self._interims = 0
@@ -112,10 +124,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     # Towards the replica
 
-    def send(self, exchange: Exchange, parts: list[bytes]) -> None:
+    def send(self, receiver: Receiver, parts: list[bytes]) -> None:
         """Send a request: head and body, as they are."""
         assert self.transport is not None
-        self.exchange = exchange
+        self.receiver = receiver
         if len(parts) == 1:
             self.transport.write(parts[0])
         else:
@@ -123,7 +135,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def release(self, now: float) -> None:
         """The answer is complete: keep the connection if it can serve again."""
-        self.exchange = None
+        self.receiver = None
         transport = self.transport
         assert transport is not None
         if (
@@ -143,7 +155,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Break off at once, whatever is under way."""
-        self.exchange = None
+        self.receiver = None
         self.alive = self.fast = False
         if self.transport is not None:
             self.transport.abort()
@@ -185,15 +197,15 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.alive = False
-        exchange = self.exchange
-        if exchange is None:
+        receiver = self.receiver
+        if receiver is None:
             return
-        self.exchange = None
+        self.receiver = None
         if exc is None and self.headed and not self.delimited and not self.complete and self.unsound is None:
             self.complete = True
-            exchange.on_data(self)
+            receiver.on_data(self)
         else:
-            exchange.upstream_lost(self)
+            receiver.upstream_lost(self)
 
     def pause_writing(self) -> None:
         """The request is held whole and written whole: there is nobody to hold back."""
@@ -202,8 +214,8 @@ class UpstreamConnection(asyncio.Protocol):
         pass
 
     def _parse(self, data: bytes) -> None:
-        exchange = self.exchange
-        if exchange is None:
+        receiver = self.receiver
+        if receiver is None:
             self.close()  # nothing was asked: whatever this is, the connection cannot be trusted
             return
         self.received += len(data)
@@ -227,8 +239,8 @@ class UpstreamConnection(asyncio.Protocol):
             self.head_bytes += len(data)  # trailers, or chunk sizes without end
             if self.head_bytes > MAX_HEAD_BYTES:
                 self.unsound = "its trailers are too large"
-        exchange.on_data(self)
-        self.fast = self.relaying and self._at_boundary and data.endswith(b"\r\n") and self.exchange is exchange
+        receiver.on_data(self)
+        self.fast = self.relaying and self._at_boundary and data.endswith(b"\r\n") and self.receiver is receiver
 
     # httptools callbacks: they only take note
 
@@ -273,10 +285,10 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self.status = status
         self.headed = True
-        assert self.exchange is not None
-        if self.chunked or status in (204, 304) or self.exchange.head_only:
+        assert self.receiver is not None
+        if self.chunked or status in (204, 304) or self.receiver.head_only:
             self.delimited = True
-        if self.exchange.head_only:
+        if self.receiver.head_only:
             # The parser cannot be told that no body follows: this message ends here, and a new parser begins.
             self.keep_alive = self._parser.should_keep_alive()
             self.complete = True

@@ -12,6 +12,7 @@ from policies.round_robin import RoundRobin
 from policies.types import Replica, State
 from router.ask import Asker
 from router.health import RETRY_UPWARD_S, STATEMENT_S, Health
+from router.proxy.upstream import Upstream
 from router.settings import HealthSettings
 from tests.fakes.replica import SILENCE, FakeReplica, Reply
 from tests.fakes.wire import eventually
@@ -33,12 +34,11 @@ class Watched:
     async def start(self) -> None:
         await self.fake.start()
         self.balancer.join(self.replica, self.now)
-        self._asker = Asker(self.fake.url)
+        self._asker = Asker(Upstream(self.fake.url, connect_s=2, idle_s=3))
         self.health.watch(self.replica, self._asker)
 
     async def stop(self) -> None:
         await self.health.forget(self.replica)
-        await self._asker.close()
         await self.fake.stop()
 
     async def becomes(self, state: State) -> None:

@@ -13,6 +13,7 @@ from policies.balancer import Balancer
 from policies.events import CacheCleared, LoadReported
 from policies.types import Load, Replica, State
 from router.ask import MAX_BYTES, Asker
+from router.proxy.upstream import Upstream
 from router.reports import RETRY_UPWARD_S, Reports
 from router.settings import ReportSettings
 from tests.fakes.recorder import Recorder
@@ -37,12 +38,11 @@ class Polled:
     async def start(self) -> None:
         await self.fake.start()
         self.balancer.join(self.replica, self.now)
-        self._asker = Asker(self.fake.url)
+        self._asker = Asker(Upstream(self.fake.url, connect_s=2, idle_s=3))
         self.reports.watch(self.replica, self._asker)
 
     async def stop(self) -> None:
         await self.reports.forget(self.replica)
-        await self._asker.close()
         await self.fake.stop()
 
     def say(self, *, ranks: int = 1, age_s: float = 0.0, **fields: Any) -> None:
