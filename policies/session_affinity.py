@@ -18,7 +18,7 @@ class SessionAffinity(Policy):
     """
 
     name = "session_affinity"
-    needs = Needs.SESSION | Needs.FINGERPRINT
+    needs = Needs.SESSION
 
     def __init__(self, tie_s: float = 0.15) -> None:
         if not tie_s >= 0:

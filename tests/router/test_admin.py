@@ -98,7 +98,7 @@ async def test_policy(served: Served) -> None:
     said = (await served.admin.get("/policy")).json()
     assert said["policy"] == "session_affinity"
     assert said["parameters"] == {"tie_s": 0.15}
-    assert said["needs"] == ["session", "fingerprint"]
+    assert said["needs"] == ["session"]
 
 
 async def test_metrics_can_be_scraped(served: Served) -> None:
