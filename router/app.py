@@ -89,12 +89,15 @@ class Router:
     async def run(self) -> int:
         """Serve until told to stop. Returns the exit code: 1 if streams were cut, else 0."""
         settings = self.settings
-        _raise_file_limit(settings.limits.connections)
         _keep_freed_memory()
+        allowed = _raise_file_limit(settings.limits.connections)
+        room = max(1, (allowed - 32 - 4 * len(settings.replicas)) // 2)
+        if room < settings.limits.connections:  # refused with a word rather than reset, or blamed on replicas
+            self.proxy.limits = settings.limits.model_copy(update={"connections": room})
         sockets = _bind(settings.host, settings.port)
         admin_sockets = _bind(settings.admin.host, settings.admin.port)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._signalled)
         self.proxy.start()
         for given in settings.replicas:
@@ -134,6 +137,7 @@ class Router:
     async def _drain(self, server: _Server, serving: asyncio.Task[None]) -> int:
         """Take nothing new, let streams end. Returns how many connections were cut."""
         drain = self.settings.drain
+        self.proxy.draining = True  # what is answered from now on says that the connection ends with it
         await self._wait(drain.delay_s, lambda: False)
         self.proxy.begin_drain()
         server.should_exit = True
@@ -191,10 +195,12 @@ def _bind(host: str, port: int) -> list[socket.socket]:
                 address = (address[0], sockets[0].getsockname()[1], *address[2:])
             sock.bind(address)
             sock.setblocking(False)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         for sock in sockets:
             sock.close()
-        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}: choose another host or port") from None
+        raise CannotListen(
+            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}: choose another host or port"
+        ) from None
     return sockets
 
 
@@ -203,7 +209,7 @@ def _authority(sock: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _raise_file_limit(connections: int) -> None:
+def _raise_file_limit(connections: int) -> int:
     """Every stream takes two descriptors; the usual soft limit of 1,024 is soon reached."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -218,6 +224,7 @@ def _raise_file_limit(connections: int) -> None:
             2 * connections,
             limit,
         )
+    return 1 << 30 if limit == resource.RLIM_INFINITY else limit
 
 
 def _keep_freed_memory() -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
+import os
+import queue
 import sys
+import threading
 import time
 from importlib import metadata
 from typing import Any
@@ -25,6 +29,7 @@ EXIT_CONFIG = 2
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit."""
+    _open_standard_files()
     given = _parser().parse_args(arguments)
     try:
         sys.exit(given.run(given))
@@ -32,6 +37,19 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(_fail(str(error)))
     except BrokenPipeError:
         sys.exit(0)
+
+
+def _open_standard_files() -> None:
+    """Descriptors 0 to 2 that a supervisor closed would become sockets, and libuv aborts when it closes one of them."""
+    for number, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # the lowest free one, which is this
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -153,8 +171,35 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
+class _Stderr(logging.Handler):
+    """Writes from a thread: a reader of standard error that stops reading must not stop the event loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: queue.Queue[bytes] = queue.Queue(1024)
+        threading.Thread(target=self._write, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(queue.Full):  # dropped, never waited for
+            self._lines.put_nowait(self.format(record).encode(errors="replace") + b"\n")
+
+    def flush(self) -> None:
+        """Wait a second at most: called at exit."""
+        end = time.monotonic() + 1
+        while self._lines.unfinished_tasks and time.monotonic() < end:
+            time.sleep(0.01)
+
+    def _write(self) -> None:
+        while True:
+            data = self._lines.get()
+            with contextlib.suppress(OSError):
+                while data:
+                    data = data[os.write(2, data) :]
+            self._lines.task_done()
+
+
 def _log_to_stderr(settings: Settings) -> None:
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Stderr()
     as_json = settings.log.format == "json" or (settings.log.format == "auto" and not sys.stderr.isatty())
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
     text.converter = time.localtime

@@ -54,6 +54,7 @@ BAD_HOST = Refusal(400, "host", "An HTTP/1.1 request must carry exactly one host
 BAD_TARGET = Refusal(400, "target", "The request target must be a path that begins with a slash.")
 BAD_CODING = Refusal(400, "transfer_encoding", "The only transfer coding understood is `chunked`, in HTTP/1.1.")
 UPGRADE = Refusal(501, "upgrade", "Upgrade is not supported: no WebSocket and no HTTP/2 over this port.")
+LOOP = Refusal(508, "loop", "This request has been here before: a replica leads back to this router.")
 CONNECT = Refusal(405, "connect", "CONNECT is refused: this is not a forward proxy.")
 FOREIGN_HOST = Refusal(421, "foreign_host", "The absolute-form target names another host: this is not a forward proxy.")
 ADMIN_PATH = Refusal(

@@ -81,6 +81,11 @@ class Health:
             watch.standing.request_failed(why)
             self.settle(watch)
 
+    def gone(self, replica: Replica) -> bool:
+        """Whether it is out because not even its probes are answered: what waits there waits in vain."""
+        watch = self._watches.get(replica)
+        return watch is not None and watch.standing.silent
+
     def settle(self, watch: _Watch) -> None:
         """Carry a change of standing over to the Balancer."""
         replica, standing = watch.replica, watch.standing

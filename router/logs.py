@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import select
 import threading
 import time
 from typing import TYPE_CHECKING, Literal
@@ -174,9 +175,18 @@ class AccessLog:
         self._thread.join(2)
 
     def _drain(self) -> None:
+        torn = False
         while (data := self._batches.get()) is not None:
+            if torn:
+                data = b"\n" + data  # what was cut off must not swallow the next line
+            size = len(data)
             try:
                 while data:
-                    data = data[os.write(self._fd, data) :]
+                    try:
+                        data = data[os.write(self._fd, data) :]
+                    except BlockingIOError:  # a pipe that its other owner made non-blocking
+                        select.select([], [self._fd], [], 1.0)
+                torn = False
             except OSError:
-                self.dropped += 1  # nobody reads it any more; serving goes on
+                self.dropped += data.count(b"\n")  # nobody reads it any more; serving goes on
+                torn = torn or len(data) < size

@@ -204,3 +204,6 @@ class Metrics:
         if self.proxy is not None:
             yield GaugeMetricFamily("warmroute_connections", "Open client connections.", value=self.proxy.connections)
             yield GaugeMetricFamily("warmroute_body_bytes", "Request bodies held.", value=self.proxy.body_bytes)
+            dropped = CounterMetricFamily("warmroute_log_lines_dropped", "Log lines that nobody took in time.")
+            dropped.add_metric([], self.proxy.access_log.dropped)
+            yield dropped

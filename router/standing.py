@@ -26,6 +26,11 @@ class Standing:
         self.successes = 0
         """Requests it ever answered: evidence of life for whoever remembers an earlier count."""
 
+    @property
+    def silent(self) -> bool:
+        """Ejected, and as many probes as that takes were not answered since the last that was."""
+        return self.state is State.EJECTED and self._failures >= self._settings.fail_after
+
     def probe_passed(self) -> None:
         """It says that it is ready."""
         self._failures = 0

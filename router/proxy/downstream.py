@@ -77,7 +77,7 @@ class Downstream(asyncio.Protocol):
         self.write = self.transport.write
         peer = transport.get_extra_info("peername")
         scheme = b"https" if transport.get_extra_info("sslcontext") is not None else b"http"
-        self.sender = Sender(str(peer[0]).encode() if isinstance(peer, tuple) else b"", scheme)
+        self.sender = Sender(str(peer[0]).encode() if isinstance(peer, tuple) else b"", scheme, self.proxy.name)
         proxy = self.proxy
         self._state.connections.add(self)
         proxy.downstreams.add(self)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import TYPE_CHECKING
 
 from policies.balancer import Lease, NoReplica
-from policies.types import OUTCOMES, Cause, Phase, Replica, Request, Usage
+from policies.types import OUTCOMES, Cause, Phase, Replica, Request, State, Usage
 from router import errors
 from router.errors import Refusal
 from router.proxy import guard, usage
@@ -27,6 +28,9 @@ JOIN_BYTES = 65_536
 """Bodies up to this are copied behind their head: one buffer takes uvloop's short way to the socket, several do not."""
 
 _BUSY = ("busy", "queue_full")
+
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Failures to connect that say nothing of the replica: this process or machine is short of something."""
 
 
 class Exchange:
@@ -106,6 +110,9 @@ class Exchange:
         if guard.is_admin(self.path, proxy.allowed_admin_paths):
             self.refuse(errors.ADMIN_PATH)
             return
+        if guard.climbs(self.target):
+            self.refuse(errors.BAD_TARGET)
+            return
         self.repeatable = guard.is_repeatable(self.method, self.path)
         proxy.budget.earn()
         self._identify()
@@ -147,7 +154,9 @@ class Exchange:
         proxy.metrics.routed(lease.choice)
         upstream = lease.replica.address
         assert isinstance(upstream, Upstream)
-        connection = upstream.take(now)
+        # What must not be run twice is sent on a connection of its own: on a kept one, its being closed by the
+        # replica cannot be told from the replica's death while it ran.
+        connection = upstream.take(now) if self.repeatable else None
         if connection is not None:
             self._send(connection)
         else:
@@ -163,8 +172,11 @@ class Exchange:
         except TimeoutError:
             self.connect_task = None
             self._failed("connect_timeout", repeatable=True)
-        except (OSError, ValueError):  # refused, unreachable, no such name, TLS failure
+        except (OSError, ValueError) as error:  # refused, unreachable, no such name, TLS failure
             self.connect_task = None
+            if isinstance(error, OSError) and error.errno in _OURS:
+                self._short(errors.CONNECTIONS)
+                return
             self._failed("connect", repeatable=True)
         else:
             self.connect_task = None
@@ -359,12 +371,20 @@ class Exchange:
             self.refuse(refusal)
         elif self.tries >= proxy.tries:
             self.refuse(errors.QUEUE_FULL if why in _BUSY else errors.TRIES_EXHAUSTED)
-        elif not proxy.budget.spend():
+        elif replica.state is not State.EJECTED and not proxy.budget.spend():
+            # What waited on a replica that is out by now costs nothing: it is as many as were there, and no more come.
             self.refuse(errors.BUDGET_EXHAUSTED)
         else:
             proxy.metrics.redispatched(why)
             self._opening = None
             self._dispatch()
+
+    def _short(self, refusal: Refusal) -> None:
+        """We could not even try: no other replica would do better, and none is to blame."""
+        assert self.lease is not None
+        self.lease.finish(OUTCOMES[Cause.ROUTER, self.phase], None, self.proxy.clock())
+        self.lease = None
+        self.refuse(refusal)
 
     def _drop_upstream(self) -> None:
         connection, self.connection = self.connection, None
@@ -420,6 +440,13 @@ class Exchange:
                     proxy.health.failed(self.lease.replica, "first_byte_timeout")
                 self._drop_upstream()
                 self.refuse(errors.FIRST_BYTE_TIMEOUT)
+            elif (
+                self.repeatable
+                and proxy.balancer.ready
+                and self.lease is not None
+                and proxy.health.gone(self.lease.replica)
+            ):
+                self._failed("silent", repeatable=True)
         elif self.phase is Phase.BODY and connection is not None:
             progress = connection.received + connection.relayed
             if progress != self._progress or self.downstream.paused_since is not None:

@@ -88,10 +88,32 @@ _REPEATABLE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"PUT", 
 """Idempotent by RFC 9110, section 9.2.2."""
 
 
-@lru_cache(maxsize=4096)
+MAX_CACHED_BYTES = 64
+"""Longer targets are not remembered: clients choose them, and thousands of long ones would fill memory."""
+
+
 def normal(target: bytes) -> str:
     """The target's path as a server would resolve it: query off, escapes decoded, slashes and dots folded."""
     path = target.split(b"?", 1)[0].split(b"#", 1)[0]
+    return _cached(path) if len(path) <= MAX_CACHED_BYTES else _normal(path)
+
+
+def climbs(target: bytes) -> bool:
+    """Whether the path leaves its root: behind a base path that would be another service's."""
+    if b".." not in target and b"%" not in target:
+        return False
+    depth = 0
+    for segment in unquote_to_bytes(target.split(b"?", 1)[0]).replace(b"\\", b"/").split(b"/"):
+        if segment == b"..":
+            depth -= 1
+            if depth < 0:
+                return True
+        elif segment not in (b"", b"."):
+            depth += 1
+    return False
+
+
+def _normal(path: bytes) -> str:
     segments: list[bytes] = []
     for segment in unquote_to_bytes(path).replace(b"\\", b"/").split(b"/"):
         if segment == b"..":
@@ -102,12 +124,16 @@ def normal(target: bytes) -> str:
     return b"/".join(segments).decode("latin-1")
 
 
+_cached = lru_cache(maxsize=4096)(_normal)
+
+
 def is_admin(path: str, allowed: frozenset[str]) -> bool:
     """Whether a normal path is administration that `allowed` (normal paths, or `*`) does not let through."""
     first = path.split("/", 1)[0]
     if first == "v1":
         first = path[3:].split("/", 1)[0]
-    if first not in ADMIN_PATHS:
+    # Starlette's routes end in `$`, which matches before a final newline too: `/flush_cache%0a` is `/flush_cache`.
+    if first.split(";", 1)[0].strip("".join(map(chr, range(33)))) not in ADMIN_PATHS:
         return False
     return "*" not in allowed and path not in allowed
 

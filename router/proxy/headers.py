@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 Header = tuple[bytes, bytes, bytes]
@@ -28,6 +29,8 @@ _OURS = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id", b"
 _PROTECTED = frozenset({b"host", b"content-length", b"authorization", b"content-type", b"content-encoding"})
 """Never dropped because a `connection` header names them: the message would mean something else without."""
 
+_VISIBLE = re.compile(rb"[!-~]{1,128}").fullmatch
+
 _NOTHING: frozenset[bytes] = frozenset()
 
 
@@ -43,19 +46,20 @@ def named_in_connection(values: Sequence[bytes]) -> frozenset[bytes]:
 
 def request_id(value: bytes) -> bool:
     """Whether a client's request id is kept: 1 to 128 visible characters."""
-    return 0 < len(value) <= 128 and value.isascii() and b" " not in value
+    return _VISIBLE(value) is not None
 
 
 class Sender:
     """Who sent a request: what is said of it to the replica is the same for all of a connection's requests."""
 
-    __slots__ = ("address", "forwarded_for", "forwarded_proto")
+    __slots__ = ("address", "forwarded_for", "forwarded_proto", "via")
 
-    def __init__(self, address: bytes, scheme: bytes) -> None:
+    def __init__(self, address: bytes, scheme: bytes, name: bytes = b"") -> None:
         self.address = address
         """IP address; empty for a client on a Unix socket."""
         self.forwarded_for = b"x-forwarded-for: %b\r\n" % address if address else b""
         self.forwarded_proto = b"x-forwarded-proto: %b\r\n" % scheme
+        self.via = b"via: 1.1 %b\r\n" % name if name else b""
 
 
 def request_head(
@@ -93,6 +97,7 @@ def request_head(
     else:
         out.append(sender.forwarded_for)
     out.append(forwarded_proto)
+    out.append(sender.via)
     if forwarded_host:
         out.append(b"x-forwarded-host: %b\r\n" % forwarded_host)
     if length is None:

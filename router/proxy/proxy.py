@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from router.proxy.exchange import Exchange
 from router.proxy.upstream import Upstream
 from router.settings import Settings
 
+log = logging.getLogger("warmroute.proxy")
+
 SWEEP_S = 1.0
 """Resolution of all timeouts but the connect timeout."""
 
@@ -30,6 +33,9 @@ class Health(Protocol):
 
     def succeeded(self, replica: Replica) -> None:
         """The head of an answer arrived that does not speak against the replica."""
+
+    def gone(self, replica: Replica) -> bool:
+        """Whether the replica answers nothing at all any more, not even its probes."""
 
     def failed(self, replica: Replica, why: str) -> None:
         """The replica did not answer, or broke off: connect, connect_timeout, reset, invalid, broken, ..."""
@@ -89,6 +95,8 @@ class Proxy:
         """The clock of everything here; uvloop's own is the same one, but counts whole milliseconds."""
         self._wants = _wants(balancer.policy)
         self._prefix = os.urandom(6).hex().encode()
+        self.name = b"warmroute-" + self._prefix
+        """What it calls itself to replicas, in `via`: by it a request that comes back is known."""
         self._requests = 0
         self._sweep_s = sweep_s
         self._sweeper: asyncio.TimerHandle | None = None
@@ -131,7 +139,11 @@ class Proxy:
         self.now = now = self.clock()
         self._sweeper = self.loop.call_later(self._sweep_s, self._sweep)
         for downstream in list(self.downstreams):
-            downstream.sweep(now)
+            try:
+                downstream.sweep(now)
+            except Exception:  # one connection's trouble must not switch off the timeouts of all others
+                log.exception("sweeping a connection failed in a way it should not")
+                downstream.abort()
         for replica in self.balancer.replicas.values():
             if isinstance(replica.address, Upstream):
                 replica.address.sweep(now)

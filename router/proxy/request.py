@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from router.proxy.exchange import Exchange
 
 _READ = frozenset(
-    {b"host", b"content-length", b"content-type", b"connection", b"transfer-encoding", b"expect", b"x-request-id"}
+    {
+        b"host",
+        b"content-length",
+        b"content-type",
+        b"connection",
+        b"transfer-encoding",
+        b"expect",
+        b"x-request-id",
+        b"via",
+    }
 )
 """Headers that are looked at here."""
 
@@ -31,7 +40,7 @@ def read_head(exchange: Exchange, parser: httptools.HttpRequestParser, transport
     headers = exchange.headers
     size = len(exchange.target) + 16 + 4 * len(headers)
     length = 0
-    chunked = False
+    chunked = looped = False
     expects: bytes | None = None
     coding: Refusal | None = None
     wanted = proxy.identity.header_names
@@ -56,6 +65,8 @@ def read_head(exchange: Exchange, parser: httptools.HttpRequestParser, transport
                 coding = errors.BAD_CODING
         elif lower == b"expect":
             expects = value.strip().lower()
+        elif lower == b"via":
+            looped = looped or proxy.name in value
         elif request_id(value):
             exchange.identifier = value
     if not exchange.identifier:
@@ -68,6 +79,8 @@ def read_head(exchange: Exchange, parser: httptools.HttpRequestParser, transport
         return errors.BAD_VERSION
     if chunked and exchange.http10:
         return errors.BAD_CODING  # RFC 9112, section 6.1: framing of which one side may know nothing
+    if looped:
+        return errors.LOOP
     if size > proxy.limits.header_bytes:
         return errors.HEADERS_TOO_LARGE
     if method == b"CONNECT":

@@ -35,9 +35,14 @@ class RecordingHealth:
         """Replica ids, in order."""
         self.bad: list[tuple[str, str]] = []
         """Replica ids and why, in order."""
+        self.silent: set[str] = set()
+        """Replicas whose probes are to count as unanswered."""
 
     def succeeded(self, replica: Replica) -> None:
         self.good.append(replica.id)
+
+    def gone(self, replica: Replica) -> bool:
+        return replica.id in self.silent
 
     def failed(self, replica: Replica, why: str) -> None:
         self.bad.append((replica.id, why))

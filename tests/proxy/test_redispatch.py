@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from policies.types import State
 from tests.fakes.client import Answer, get, post
 from tests.fakes.proxied import Proxied
 from tests.fakes.upstream import (
@@ -182,9 +183,17 @@ class TestLosingTheConnection:
 
         router = await warm(script)
         client = await router.client()
-        assert (await client.ask(post("/unknown"))).status == 200
-        assert reason(await client.ask(post("/unknown"))) == (502, "upstream_closed")
+        assert (await client.ask(post())).status == 200
+        assert reason(await client.ask(post())) == (503, "all_failed")
         assert len(router.upstreams[0].connections) == 1
+
+    async def test_what_must_not_run_twice_gets_a_connection_of_its_own(self, warm: Warm) -> None:
+        """On a kept one, its being closed could not be told from the replica's death while the request ran."""
+        router = await warm(always(ok()))
+        client = await router.client()
+        for _ in range(2):
+            assert (await client.ask(post("/unknown"))).status == 200
+        assert len(router.upstreams[0].connections) == 2
 
 
 class TestBusy:
@@ -434,6 +443,17 @@ class TestBounds:
         assert reason(answer) == (503, "retry_budget")
         assert answer.header("retry-after")
 
+    async def test_what_waited_on_a_replica_that_is_out_costs_no_budget(self, warm: Warm) -> None:
+        """It is as many as were there: losing one replica must not lose them."""
+        router = await warm(silent, always(ok()), retries={"budget_share": 0.0, "budget_burst": 0})
+        client = await router.client()
+        client.send(post())
+        peer = await router.upstreams[0].connection()
+        await router.upstreams[0].request()
+        router.balancer.set_state(router.balancer.replicas["a"], State.EJECTED, 0.0)
+        peer.reset()
+        assert (await client.answer()).header("x-warmroute-replica") == "b"
+
     async def test_no_replica(self, warm: Warm) -> None:
         router = await warm()
         client = await router.client()
@@ -456,6 +476,17 @@ class TestBounds:
         await client.up_to(b"first\r\n")
         assert await client.rest() == b""
         assert not router.upstreams[1].connections
+
+
+async def test_a_replica_that_answers_not_even_its_probes_is_given_up(warm: Warm) -> None:
+    """A hung host keeps its connections open: without this its requests would wait for the first-byte timeout."""
+    router = await warm(silent, always(ok()))
+    client = await router.client()
+    client.send(post())
+    await router.upstreams[0].request()
+    router.health.silent.add("a")
+    assert (await client.answer()).header("x-warmroute-replica") == "b"
+    assert router.metrics.redispatches == {"silent": 1}
 
 
 @pytest.mark.parametrize("full", [BUSY, always(sse(FULL["chat"]))], ids=["503", "in the stream"])

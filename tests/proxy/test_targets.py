@@ -7,7 +7,7 @@ import json
 import pytest
 
 from router.proxy.guard import ADMIN_PATHS
-from tests.fakes.client import get, post
+from tests.fakes.client import RawClient, get, post
 from tests.fakes.upstream import always, ok
 from tests.proxy.conftest import Warm
 
@@ -94,6 +94,9 @@ ADMIN_FORMS = [
     "/flush_cache/",
     "/flush_cache?timeout=5",
     "/flush_cache#x",
+    "/flush_cache%0a",
+    "/flush_cache%20",
+    "/flush_cache;x=1",
     "//flush_cache",
     "/./flush_cache",
     "/v1/../flush_cache",
@@ -131,6 +134,30 @@ async def test_administration_is_forbidden_however_it_is_written(warm: Warm, tar
         assert (answer.status, answer.header("x-warmroute-reason")) == (403, "admin_path")
     assert not router.upstreams[0].connections
     assert (await client.ask(get())).status == 200, "the connection serves on"
+
+
+@pytest.mark.parametrize("target", ["/../other", "/..%2fother", "/a/../../other", "/%2e%2e/other", "/..\\other"])
+async def test_no_path_climbs_out_of_a_replicas_base_path(warm: Warm, target: str) -> None:
+    router = await warm(always(ok()))
+    answer = await (await router.client()).ask(get(target))
+    assert (answer.status, answer.header("x-warmroute-reason")) == (400, "target")
+    assert not router.upstreams[0].connections
+
+
+async def test_a_request_that_has_been_here_before_is_refused(warm: Warm) -> None:
+    router = await warm(always(ok()))
+    client = await router.client()
+    assert (await client.ask(get("/v1/models", "Via: 1.1 another"))).status == 200
+    theirs, ours = (await router.upstreams[0].request()).values("via")
+    assert theirs == "1.1 another"
+    answer, _ = await _refused(client, get("/v1/models", f"Via: {ours}"))
+    assert answer == (508, "loop")
+
+
+async def _refused(client: RawClient, request: bytes) -> tuple[tuple[int, str | None], bytes]:
+    client.send(request)
+    answer, rest = await client.refused()
+    return (answer.status, answer.header("x-warmroute-reason")), rest
 
 
 async def test_every_administrative_path_known_is_forbidden(warm: Warm) -> None:
