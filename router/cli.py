@@ -30,12 +30,16 @@ EXIT_CONFIG = 2
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit."""
     _open_standard_files()
-    given = _parser().parse_args(arguments)
     try:
-        sys.exit(given.run(given))
+        try:
+            given = _parser().parse_args(arguments)
+            sys.exit(given.run(given))
+        finally:
+            sys.stdout.flush()  # that nobody reads it any more shows only here
     except ConfigError as error:
         sys.exit(_fail(str(error)))
     except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered is written once more at exit
         sys.exit(0)
 
 

@@ -65,7 +65,8 @@ def read_file(file: str) -> dict[str, Any]:
         tree = yaml.load(Path(file).read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"--config {file}: {error.strerror}: give the path of a readable YAML file") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        # The last four are PyYAML's own way of failing on a value that its tag forbids.
         raise ConfigError(f"--config {file}: not good YAML: {' '.join(str(error).split())}") from None
     if tree is None:
         return {}
@@ -96,8 +97,11 @@ def _environment() -> dict[str, Any]:
         try:
             tree = _merged(tree, source())
         except SettingsError:
+            shown = (
+                "..." if name.startswith(f"{PREFIX.lower()}identity") else repr(given[name])
+            )  # it may hold the secret
             raise ConfigError(
-                f"environment variable {name.upper()}={given[name]!r}: a list or a mapping is written as JSON"
+                f"environment variable {name.upper()}={shown}: a list or a mapping is written as JSON"
             ) from None
     policy = tree.get("policy")
     if isinstance(policy, dict) and isinstance(parameters := policy.get("parameters"), dict):

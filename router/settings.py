@@ -31,6 +31,9 @@ Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(gt=0)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 
+_AUTHORITY = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._~-]+)?\])(:\d*)?")
+"""A name or an address, IPv6 in brackets, and a port. Python's parser takes nearly anything for a host."""
+
 _ID = re.compile(r"[!-~]{1,256}")
 """Printable ASCII without spaces: an id goes into headers, metric labels and log lines."""
 
@@ -273,6 +276,8 @@ def normal_url(url: str) -> str:
         raise ValueError(f"{url!r} is not a replica's URL: {example}")
     if parts.query or parts.fragment or parts.username is not None:
         raise ValueError(f"{url!r}: leave out user, query and fragment")
+    if not _AUTHORITY.fullmatch(parts.netloc):
+        raise ValueError(f"{url!r}: {parts.netloc!r} is not a host with or without a port: {example}, one URL each")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     default = 443 if parts.scheme == "https" else 80
     return f"{parts.scheme}://{host}{'' if port in (None, default) else f':{port}'}{parts.path.rstrip('/')}"
