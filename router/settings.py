@@ -26,6 +26,7 @@ from pydantic_settings import (
 )
 
 from policies import registry
+from router.identity import parse_rules
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(gt=0)]
@@ -112,9 +113,9 @@ class IdentitySettings(_Part):
 
     @model_validator(mode="after")
     def _parse(self) -> IdentitySettings:
-        from router.identity import parse_rules
-
         parse_rules(self.rules or [])
+        if set(self.secret.get_secret_value()) == {"*"}:
+            raise ValueError("secret is the mask that check-config prints: put the secret itself in its place")
         return self
 
 

@@ -54,7 +54,7 @@ def main() -> int:
         return router.wait()
     finally:
         if emulator is not None:
-            emulator.terminate()
+            emulator.send_signal(signal.SIGINT)  # at once; SIGTERM would make the replicas drain as engines do
             emulator.wait()
 
 

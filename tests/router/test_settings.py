@@ -12,9 +12,10 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import SecretStr
 
 from router.configuration import ConfigError, load, masked
-from router.settings import Settings
+from router.settings import IdentitySettings, Settings
 
 Write = Callable[[str], str]
 
@@ -303,3 +304,8 @@ def test_settings_cannot_be_changed() -> None:
         Settings().port = 1  # type: ignore[misc]
     with pytest.raises(ValueError, match="frozen"):
         Settings().limits.body_bytes = 1  # type: ignore[misc]
+
+
+def test_the_mask_of_a_secret_is_not_taken_for_one() -> None:
+    with pytest.raises(ValueError, match="mask"):
+        IdentitySettings(secret=SecretStr("**********"))
