@@ -15,8 +15,9 @@ from tests.fakes.process import Router
 
 pytestmark = pytest.mark.engine
 
-ATTEMPTS = 8
-"""An engine puts two tokens in one event when its HTTP side falls behind, so two of its own answers can differ."""
+ATTEMPTS = 25
+"""An engine puts two tokens in one event when its HTTP side falls behind, so two of its own answers can differ: it is
+asked until one of those that came through the router is one of those it gave itself."""
 ASKS = {request.name: request for request in (*INFERENCE, *MISTAKES)}
 
 _VARYING = (
@@ -41,6 +42,8 @@ async def test_the_answer_is_the_engines_own(
     request: Ask = ASKS[name]
     for engine in engines:
         await ask(engine.port, request.path, request.body)  # from now on the prompt is cached wherever it goes
+    given: set[tuple[int, str, bool, bytes]] = set()
+    passed: set[tuple[int, str, bool, bytes]] = set()
     for attempt in range(ATTEMPTS):
         direct = await ask(engines[0].port, request.path, request.body)
         headers = {"x-request-id": f"{name}-{attempt}"}
@@ -48,6 +51,8 @@ async def test_the_answer_is_the_engines_own(
         assert routed.whole
         assert routed.status == (200 if request in INFERENCE else 400)
         assert (await entry(router, f"{name}-{attempt}")).status == routed.status
-        if comparable(routed) == comparable(direct):
+        given.add(comparable(direct))
+        passed.add(comparable(routed))
+        if given & passed:
             return
     assert comparable(routed) == comparable(direct)

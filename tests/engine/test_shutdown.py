@@ -131,7 +131,9 @@ async def test_a_killed_engine_breaks_only_what_had_begun(
         answer = await task
         assert done(answer, tokens, stream=stream)
         line = await entry(router, f"waiting-{session}")
-        assert (line.replica, line.tries, line.failed) == (staying.url, 2, "reset")
+        assert (line.replica, line.tries) == (staying.url, 2)
+        # A kept connection that ends without an answer is replaced once, and then nothing listens any more.
+        assert line.failed in ("reset", "connect")
     body = chat([user("Still there?")], 8, stream=False)
     after = await ask(router.port, CHAT, body, named(sessions[6], "after"))
     assert done(after, 8, stream=False)
