@@ -428,7 +428,7 @@ class Exchange:
         if connection is not None and self.committed and usage.ended(b"".join(connection.tail)):
             self._finish(Cause.DONE)
         else:
-            self._finish(Cause.CLIENT)
+            self._finish(Cause.ROUTER if self.proxy.cutting else Cause.CLIENT)
 
     def sweep(self, now: float) -> None:
         """Called about once a second while it is this exchange's turn."""

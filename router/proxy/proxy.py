@@ -88,6 +88,8 @@ class Proxy:
         self.body_bytes = 0
         """Request bodies held at present, bytes."""
         self.draining = False
+        self.cutting = False
+        """Connections that end now are broken off by the router, not left by their clients."""
         self.now = 0.0
         """The clock at the last sweep, seconds: good enough for timeouts."""
         self.loop: asyncio.AbstractEventLoop
@@ -130,6 +132,7 @@ class Proxy:
 
     def cut(self) -> int:
         """Break off every connection. Returns how many requests were under way."""
+        self.cutting = True
         under_way = sum(downstream.busy for downstream in self.downstreams)
         for downstream in list(self.downstreams):
             downstream.abort()
