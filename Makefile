@@ -1,6 +1,6 @@
 # What people and CI run. Each target sets up what it needs in .venv (or a folder of its own) first.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format lock test-engine test-clients bench bench-peers wheel clean
+.PHONY: help setup run test lint format lock test-haproxy test-engine test-clients bench bench-peers bench-placement wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -11,8 +11,8 @@ setup: ## Create .venv with pinned dependencies
 run: setup ## Start warmroute on 127.0.0.1:8080 before three emulated replicas (or REPLICAS=http://a:30000,http://b:30000)
 	@exec .venv/bin/python scripts/run.py
 
-test: setup ## Every test that needs neither engine nor agents
-	.venv/bin/python -m pytest -m "not engine and not clients"
+test: setup ## Every test that needs neither engine nor agents nor HAProxy
+	.venv/bin/python -m pytest -m "not engine and not clients and not haproxy"
 
 lint: setup ## Lint, format check and strict types
 	.venv/bin/ruff check .
@@ -23,6 +23,9 @@ lint: setup ## Lint, format check and strict types
 format: setup ## Put the code into shape
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
+
+test-haproxy: setup ## Tests beside HAProxy (installs it when missing, on Debian or Ubuntu as root)
+	scripts/test-haproxy
 
 test-engine: setup ## Tests with two real SGLang servers on the CPU (installs them into .engine the first time)
 	scripts/test-engine
@@ -35,6 +38,9 @@ bench: setup ## Measure warmroute alone
 
 bench-peers: setup ## Measure warmroute beside HAProxy, nginx, Envoy and SGLang's and vLLM's routers, in one run
 	scripts/bench-peers
+
+bench-placement: setup ## Measure what one placement costs, every policy, 16 to 1,000 replicas
+	@.venv/bin/python -m benchmarks.placement
 
 lock: setup ## Pin dependencies anew into requirements/lock.txt
 	scripts/lock

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from router.identity import Identity, IdentityRules
+from router.identity import Identity, IdentityRules, chain
 
 SIZES_KB = (1, 400)
 JSON = b"application/json"
@@ -64,9 +64,16 @@ def body(shape: str, size_kb: int) -> bytes:
     return json.dumps(out).encode()
 
 
-def look(rules: IdentityRules, headers: dict[bytes, bytes], sent: bytes, blocks: bool = False) -> Identity:
-    """What the router does for a policy that wants the fingerprint."""
-    return rules.from_body(rules.from_headers(headers), sent, JSON, want_fingerprint=True, want_blocks=blocks)
+def look(rules: IdentityRules, headers: dict[bytes, bytes], sent: bytes) -> Identity:
+    """What the router does for a request whose conversation the headers do not tell."""
+    return rules.from_body(rules.from_headers(headers), sent, JSON, want_fingerprint=True)
+
+
+def hash_blocks(rules: IdentityRules, headers: dict[bytes, bytes], sent: bytes) -> Identity:
+    """What it does for one that visibly continues its session's only conversation."""
+    identity = rules.from_headers(headers)
+    identity.blocks = chain(sent)
+    return identity
 
 
 def measure(work: Callable[[], Identity], seconds: float) -> dict[str, float]:
@@ -96,12 +103,12 @@ def main() -> None:
                 "headers": partial(rules.from_headers, named),
                 "fingerprint": partial(look, rules, named, sent),
                 "nothing": partial(look, rules, unnamed, sent),
-                "blocks": partial(look, rules, named, sent, blocks=True),
+                "blocks": partial(hash_blocks, rules, named, sent),
             }
             for kind, call in kinds.items():
                 identity = call()
                 assert identity.key is not None
-                assert kind == "headers" or identity.fingerprint
+                assert kind in ("headers", "blocks") or identity.fingerprint
                 print(json.dumps({"shape": shape, "bytes": len(sent), "work": kind, **measure(call, seconds)}))
 
 

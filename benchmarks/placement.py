@@ -1,21 +1,24 @@
-"""What one placement costs: `Balancer.acquire` and the lease's finish, with a fleet and many sessions known.
+"""What one placement costs: `Balancer.acquire`, with a fleet and many sessions known; and giving the place back.
 
-Each policy places requests on REPLICAS replicas that have all reported a load, after SESSIONS sessions were placed
-and finished. Three kinds of request:
+Each policy places requests on fleets of 16, 64 and 1,000 replicas, after SESSIONS sessions were placed and finished.
+Three kinds of request:
 
-    idle    a session never seen before, while every replica is idle: all are alike, the dearest tie to break
-    known   the next turn of a known session, drawn at random, with OPEN_LEASES requests in flight
-    new     a session never seen before, likewise; the directory is full, so that each also evicts one
+    known   the next turn of a known session, drawn at random, whose KV is resident
+    new     a session never seen before; the directory is full, so that each also evicts one
+    idle    as new, while every replica is idle and only the sessions of this kind are known
 
-Prints a JSON line for each policy and kind. Times are microseconds of wall time, garbage collection included: run it
-on an idle machine.
+With `known` and `new`, each replica has OPEN requests in flight, and others of other routers. Prompts are of 60,000
+tokens, with the hashes of their blocks. Prints a JSON line for each: `p50_us`, `p99_us` and `max_us` are of the choice,
+which a request waits for; `end_p50_us` is of its first token and end, told after its bytes have gone. Times are of wall
+time, with the collector of garbage as the router runs it: run it on an idle machine.
 
-    python -m benchmarks.placement
+    python -m benchmarks.placement [POLICY ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import time
@@ -29,14 +32,15 @@ from policies.directory import Directory
 from policies.registry import POLICIES, make
 from policies.types import Cause, Load, Outcome, Phase, Replica, Request, Usage
 
-REPLICAS = 64
+FLEETS = (16, 64, 1000)
 SESSIONS = 100_000
-MEASURED = 20_000
+MEASURED = 10_000
 """Placements measured of each kind."""
-OPEN_LEASES = 8 * REPLICAS
-"""Requests in flight all the while."""
-STEP_S = 1e-4
-"""Time between two requests, as the Balancer is told: a report stays fresh over a whole kind."""
+OPEN = 5
+"""Requests in flight on each replica."""
+STEP_S = 1e-3
+"""Time between two requests, as the Balancer is told."""
+BLOCKS = 60
 DONE = Outcome(Cause.DONE, Phase.BODY)
 USAGE = Usage(prompt_tokens=60_000, cached_tokens=58_000, completion_tokens=500)
 
@@ -44,84 +48,102 @@ USAGE = Usage(prompt_tokens=60_000, cached_tokens=58_000, completion_tokens=500)
 def turn(session: int) -> Request:
     """A request of the session of this number."""
     key = xxhash.xxh3_128_digest(b"session %d" % session)
-    return Request(key=key, fingerprint=session + 1, prompt_tokens=60_000)
+    first = session << 8
+    return Request(key, fingerprint=session + 1, prompt_tokens=60_000, blocks=tuple(range(first, first + BLOCKS)))
 
 
-def clock() -> Iterator[float]:
-    """Seconds, STEP_S apart."""
-    ticks = 0
-    while True:
-        ticks += 1
-        yield ticks * STEP_S
+class Measured:
+    """A fleet under one policy."""
+
+    def __init__(self, policy: str, replicas: int) -> None:
+        self.balancer = Balancer(make(policy), Directory(SESSIONS))
+        self.now = 0.0
+        room = 2 * SESSIONS * 60_500 // replicas
+        for number in range(replicas):
+            replica = Replica(f"http://10.0.{number >> 8}.{number & 255}:30000")
+            self.balancer.join(replica, self.now)
+            self.balancer.report(replica, Load(self.now, 0, 0, 0, capacity_tokens=room), self.now)
+
+    def place(self, sessions: Iterable[int]) -> tuple[list[int], list[int]]:
+        """Nanoseconds that each session's placement took, and its end, in ascending order."""
+        taken_ns, ended_ns = [], []
+        balancer = self.balancer
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        for count, session in enumerate(sessions):
+            request = turn(session)
+            self.now += STEP_S
+            started = time.perf_counter_ns()
+            lease = balancer.acquire(request, self.now)
+            placed = time.perf_counter_ns()
+            lease.first_token(self.now)
+            lease.finish(DONE, USAGE, self.now)
+            ended_ns.append(time.perf_counter_ns() - placed)
+            taken_ns.append(placed - started)
+            if count % 1000 == 0:
+                gc.collect(0)
+        gc.unfreeze()
+        gc.enable()
+        return sorted(taken_ns), sorted(ended_ns)
+
+    def make_busy(self, sessions: Iterable[int]) -> None:
+        """Leave requests in flight, and loads of others, of its own on each replica."""
+        for session in sessions:
+            self.now += STEP_S
+            self.balancer.acquire(turn(session), self.now).first_token(self.now)
+        for number, replica in enumerate(self.balancer.replicas.values()):
+            running = replica.in_flight + 3 + number % 5
+            for _ in range(2):  # what one report sees alone is not believed
+                load = Load(self.now, running=running, waiting=number % 3, waiting_tokens=1000 + number)
+                self.balancer.report(replica, load, self.now)
 
 
-def report_idle(balancer: Balancer, now: float) -> None:
-    for replica in balancer.replicas.values():
-        balancer.report(replica, Load(now, running=0, waiting=0, waiting_tokens=0), now)
-
-
-def report_busy(balancer: Balancer, now: float) -> None:
-    """A load of its own on each replica, from other routers too."""
-    for number, replica in enumerate(balancer.replicas.values()):
-        balancer.report(replica, Load(now, running=8 + number % 5, waiting=number % 3, waiting_tokens=1000), now)
-
-
-def place(balancer: Balancer, ticks: Iterator[float], sessions: Iterable[int]) -> list[int]:
-    """Nanoseconds that each session's placement and finish took, in ascending order."""
-    taken_ns = []
-    for session in sessions:
-        request, opened, ended = turn(session), next(ticks), next(ticks)
-        started = time.perf_counter_ns()
-        balancer.acquire(request, opened).finish(DONE, USAGE, ended)
-        taken_ns.append(time.perf_counter_ns() - started)
-    return sorted(taken_ns)
-
-
-def measure(policy: str) -> Iterator[dict[str, object]]:
+def measure(policy: str, replicas: int) -> Iterator[dict[str, object]]:
     """One row for each kind of request."""
-    balancer, ticks, drawn = Balancer(make(policy), Directory(SESSIONS)), clock(), random.Random(1)
-    for number in range(REPLICAS):
-        balancer.join(Replica(f"http://10.0.0.{number}:30000"), next(ticks))
-    report_idle(balancer, next(ticks))
-    place(balancer, ticks, range(SESSIONS))
 
-    def row(request: str, sessions: Iterable[int]) -> dict[str, object]:
-        taken_ns = place(balancer, ticks, sessions)
+    def row(kind: str, sessions: Iterable[int]) -> dict[str, object]:
+        taken_ns, ended_ns = fleet.place(sessions)
         return {
             "policy": policy,
-            "request": request,
-            "replicas": REPLICAS,
-            "sessions": len(balancer.directory),
+            "request": kind,
+            "replicas": replicas,
+            "sessions": len(fleet.balancer.directory),
             "p50_us": round(taken_ns[len(taken_ns) // 2] / 1e3, 2),
             "p99_us": round(taken_ns[len(taken_ns) * 99 // 100] / 1e3, 2),
             "max_us": round(taken_ns[-1] / 1e3, 2),
+            "end_p50_us": round(ended_ns[len(ended_ns) // 2] / 1e3, 2),
         }
 
-    report_idle(balancer, next(ticks))
-    yield row("idle", range(SESSIONS, SESSIONS + MEASURED))
-    known = range(MEASURED, SESSIONS)  # the oldest were evicted for those of `idle`
-    for session in known[:OPEN_LEASES]:
-        balancer.acquire(turn(session), next(ticks))
-    report_busy(balancer, next(ticks))
-    yield row("known", [drawn.choice(known) for _ in range(MEASURED)])
-    yield row("new", range(SESSIONS + MEASURED, SESSIONS + 2 * MEASURED))
+    fleet = Measured(policy, replicas)
+    yield row("idle", range(MEASURED))
+    drawn = random.Random(1)
+    fleet = Measured(policy, replicas)
+    fleet.place(range(SESSIONS))
+    fleet.make_busy(drawn.sample(range(SESSIONS), OPEN * replicas))
+    yield row("known", (drawn.randrange(SESSIONS) for _ in range(MEASURED)))
+    yield row("new", range(SESSIONS, SESSIONS + MEASURED))
 
 
 def main() -> None:
     cli = argparse.ArgumentParser(description="What one placement costs.")
     cli.add_argument("policies", nargs="*", help="all unless given")
+    cli.add_argument(
+        "--replicas", type=int, nargs="*", default=FLEETS, help="sizes of the fleet (default: %(default)s)"
+    )
     cli.add_argument("--output", type=Path, help="file that gets the results as JSON lines")
     args = cli.parse_args()
     unknown = [name for name in args.policies if name not in POLICIES]
     if unknown:
         cli.error(f"unknown policy {', '.join(unknown)}; known: {', '.join(POLICIES)}")
     for policy in args.policies or POLICIES:
-        for row in measure(policy):
-            line = json.dumps(row)
-            print(line, flush=True)
-            if args.output:
-                with args.output.open("a") as output:
-                    output.write(line + "\n")
+        for replicas in args.replicas:
+            for row in measure(policy, replicas):
+                line = json.dumps(row)
+                print(line, flush=True)
+                if args.output:
+                    with args.output.open("a") as output:
+                        output.write(line + "\n")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ class FirstToken:
     replica: Replica
     waited_s: float
     """Seconds since it was routed."""
+    choice: Choice | None = None
+    """What it was routed by; None when it is not known any more."""
 
 
 @dataclass(slots=True)
@@ -36,6 +38,10 @@ class Finished:
     replica: Replica
     outcome: Outcome
     usage: Usage | None
+    choice: Choice | None = None
+    """What it was routed by; None when it is not known any more."""
+    first_token_at: float | None = None
+    """When the first byte of the answer arrived; None when none did."""
 
 
 @dataclass(slots=True)

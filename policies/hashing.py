@@ -38,9 +38,20 @@ def rendezvous(key: bytes, candidates: Sequence[Replica]) -> Replica:
     highest = -1
     for replica in candidates:
         if replica.weight != weight:
-            return max(candidates, key=lambda r: (score(key, r), r.id))
+            return max(_best_by_weight(key, candidates), key=lambda r: (score(key, r), r.id))
         # Among equal weights the score grows with the digest, so the logarithm need not be taken.
         digest = xxh3_64_intdigest(key + replica.salt)
         if digest > highest:
             best, highest = replica, digest
     return best
+
+
+def _best_by_weight(key: bytes, candidates: Sequence[Replica]) -> list[Replica]:
+    """Of each weight the replica that ranks first: weights are few, so few logarithms are left to take."""
+    best: dict[float, tuple[int, Replica]] = {}
+    for replica in candidates:
+        digest = xxh3_64_intdigest(key + replica.salt)
+        first = best.get(replica.weight)
+        if first is None or digest > first[0]:
+            best[replica.weight] = digest, replica
+    return [replica for _, replica in best.values()]

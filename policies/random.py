@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from policies.events import Event, Routed
 from policies.hashing import uniform
 from policies.policy import Policy
-from policies.types import Choice, Reason, Replica, Request, Snapshot
+from policies.types import Choice, Reason, Replica, Request
+
+
+@dataclass(frozen=True, slots=True)
+class RandomConfig:
+    """Parameters of `random`."""
+
+    seed: int = 0
+    """Of the draws: the same seed and the same requests give the same choices."""
 
 
 class Random(Policy):
@@ -17,18 +27,17 @@ class Random(Policy):
     """
 
     name = "random"
+    Config = RandomConfig
 
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self._seed = str(self.config.seed)
         self._draws = 0
 
     def pick(self, request: Request, candidates: Sequence[Replica], now: float) -> Choice:
-        draw = uniform(self._draws.to_bytes(8, "big"), str(self.seed))
+        draw = uniform(self._draws.to_bytes(8, "big"), self._seed)
         return Choice(candidates[int(draw * len(candidates))], Reason.RANDOM)
 
     def observe(self, event: Event) -> None:
         if type(event) is Routed:
             self._draws += 1
-
-    def snapshot(self) -> Snapshot:
-        return Snapshot(self.name, {"seed": self.seed})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies import hashing
+from policies.least_loaded import fewest_in_flight
 from policies.policy import Policy
 from policies.types import Choice, Needs, Reason, Replica, Request
 
@@ -21,5 +22,5 @@ class Rendezvous(Policy):
 
     def pick(self, request: Request, candidates: Sequence[Replica], now: float) -> Choice:
         if request.key is None:
-            return Choice(min(candidates, key=lambda r: (r.in_flight, r.last_lease)), Reason.NO_SESSION)
+            return Choice(fewest_in_flight(candidates), Reason.NO_SESSION)
         return Choice(hashing.rendezvous(request.key, candidates), Reason.HASH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from policies.events import Event, Routed
 from policies.policy import Policy
@@ -14,7 +15,8 @@ class RoundRobin(Policy):
 
     name = "round_robin"
 
-    def __init__(self) -> None:
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
         self._turn = 0
 
     def pick(self, request: Request, candidates: Sequence[Replica], now: float) -> Choice:

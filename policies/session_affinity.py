@@ -1,47 +1,286 @@
-"""A session stays where its KV cache is; others go where they are served soonest."""
+"""A session stays where its KV cache is, for as long as that is worth more than the wait there."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import inf, isfinite
+from typing import Any
 
-from policies import hashing
-from policies.cost import expected_wait
+import numpy as np
+from numpy.typing import NDArray
+
+from policies import cost
+from policies.events import Event, Finished, FirstToken, LoadReported, ReplicaRemoved, Routed
+from policies.field import Field, Rates, Vector
+from policies.hashing import rendezvous
 from policies.policy import Policy
-from policies.types import Choice, Needs, Reason, Replica, Request, Snapshot
+from policies.speed import OVERHEAD_S, PER_PAIR_S, PER_TOKEN_S
+from policies.types import Candidate, Choice, Needs, Reason, Replica, Request, Resident, Snapshot
+
+EXPLAINED = 8
+"""Candidates shown by `explain`, the chosen one among them."""
+
+TIE_S = 1e-3
+"""Costs this close are equal: rendezvous order decides, the same on every router."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionAffinityConfig:
+    """Parameters of `session_affinity`. The defaults are of the placement study on real sessions, section 7."""
+
+    hysteresis_s: float = 1.0
+    """Seconds by which another replica must be better before a session leaves its KV cache."""
+    beta: float = 1.0
+    """Weight of the seconds for which a prefill makes those wait who decode beside it."""
+    gamma: float = 0.5
+    """Weight of the seconds by which a prefill delays those who are still to come."""
+    theta_s: float = 4.0
+    """Price of a new placement on a replica whose cache is full of live sessions, in proportion below, seconds."""
+    spread_s: float = 0.0
+    """Price of each request in flight, seconds. 0.3 to 3 even out running requests, and cost KV."""
+    grace_s: float = 300.0
+    """For so long after it joined a replica gets no session that is resident on another, seconds."""
+    rate_tau_s: float = 120.0
+    """Time over which arrivals are averaged, seconds."""
+
+    def __post_init__(self) -> None:
+        for name in ("hysteresis_s", "beta", "gamma", "theta_s", "spread_s", "grace_s"):
+            value = getattr(self, name)
+            if not (value >= 0 and isfinite(value)):
+                raise ValueError(f"{name} must be a finite number, 0 or more, got {value}")
+        if not (self.rate_tau_s > 0 and isfinite(self.rate_tau_s)):
+            raise ValueError(f"rate_tau_s must be a finite number of seconds above 0, got {self.rate_tau_s}")
 
 
 class SessionAffinity(Policy):
-    """Home while it is a candidate; else the least expected wait, near-ties by rendezvous order.
+    """The least expected seconds, one's own and those it costs others.
 
-    Near-ties are waits within `tie_s` of the least: differences below the noise of load reports must not
-    decide, and routers that know nothing must agree.
+    Sending a request with n prompt tokens to replica r costs
+
+        w + pre * (1 + beta * stall * b) + gamma * lam / (2 (1 - rho)) * (pre^2 + 2 pre w) + spread * b
+
+    seconds: `w` until its prefill can begin, `pre` to prefill what is not resident there, the same for each of `b`
+    neighbours whose decoding rests meanwhile, and what it delays those to come (the value function of an M/G/1 queue:
+    Hyytia, Penttinen and Aalto, EJOR 217, 2012; `lam` arrivals a second, `rho` the share of time spent in prefill).
+    Where nothing of the session is resident, theta * (live tokens / capacity) is added: what living there will cost.
+    The session stays with the replica that holds it until another is better by the hysteresis.
     """
 
     name = "session_affinity"
-    needs = Needs.SESSION
+    needs = Needs.SESSION | Needs.FINGERPRINT | Needs.BLOCKS
+    Config = SessionAffinityConfig
 
-    def __init__(self, tie_s: float = 0.15) -> None:
-        if not tie_s >= 0:
-            raise ValueError(f"tie_s must be 0 seconds or more, got {tie_s}")
-        self.tie_s = tie_s
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self._rates: dict[Replica, Rates] = {}
+        self._field: Field | None = None
 
     def pick(self, request: Request, candidates: Sequence[Replica], now: float) -> Choice:
-        if request.residents:
-            home = request.residents[0]
-            resident = min(home.tokens, request.prompt_tokens) if home.same_conversation else 0
-            return Choice(home.replica, Reason.HOME, expected_wait(home.replica, now), resident)
-        waits = [expected_wait(r, now) for r in candidates]
-        least = min(waits)
-        limit = least + self.tie_s
-        if max(waits) <= limit:
-            near = candidates
-        else:
-            near = [r for r, wait in zip(candidates, waits, strict=True) if wait <= limit]
+        residents = request.residents
+        if not residents:
+            return self._place(request, candidates, now)
+        incumbent = self._incumbent(request)
+        stay_s = self._resident_s(incumbent, request, now)
+        field = self._over(candidates, now)
+        # No other can cost less than a full prefill at the fleet's best speed, or than what holds it, too.
+        bound = field.least_factor * _cold(max(0, request.prompt_tokens))
+        for other in residents:
+            if other is not incumbent:
+                bound = min(bound, self._resident_s(other, request, now))
+        if stay_s <= bound + self.config.hysteresis_s:
+            return self._stay(incumbent, request, now)
+        costs = self._costs(field, request, now)
+        costs[self._newborn(field, incumbent, now)] = np.inf
+        for other in residents:
+            costs[field.index(other.replica)] = self._resident_s(other, request, now)
+        best = int(costs.argmin())
+        if stay_s <= costs[best] + self.config.hysteresis_s:
+            return self._stay(incumbent, request, now)
+        replica = field.candidates[best]
+        held = next((r for r in residents if r.replica is replica), None)
+        reason = Reason.SPLIT if request.concurrent else Reason.MOVED
+        return self._choice(replica, reason, request, held, now)
+
+    def explain(self, request: Request, candidates: Sequence[Replica], now: float) -> Choice:
+        choice = self.pick(request, candidates, now)
+        held = {resident.replica: resident for resident in request.residents}
+        field = self._over(candidates, now)
+        field.bring_up(now)
+        newborn = self._newborn(field, self._incumbent(request), now) if held else ~field.usable
+        weighed = [
+            self._terms(replica, field, held.get(replica), request, now, self._barred(replica, held, field, newborn))
+            for replica in candidates
+        ]
+        weighed.sort(key=lambda candidate: candidate.cost)
+        shown = weighed[:EXPLAINED]
+        if not any(candidate.replica is choice.replica for candidate in shown):
+            shown[-1] = next(candidate for candidate in weighed if candidate.replica is choice.replica)
+        choice.candidates = tuple(shown)
+        return choice
+
+    def _barred(self, replica: Replica, held: dict[Replica, Resident], field: Field, newborn: NDArray[np.bool_]) -> str:
+        """Why the replica cannot get the request whatever it costs; empty when it can."""
+        i = field.index(replica)
+        if replica in held:
+            return ""
+        if not field.usable[i]:
+            return "weight"
+        return "grace" if newborn[i] else ""
+
+    # What a candidate costs
+
+    def _incumbent(self, request: Request) -> Resident:
+        """Whoever holds the most of this very branch; only if nobody does, of one that shares its beginning."""
+        return max(request.residents, key=lambda r: (r.own, r.tokens))
+
+    def _resident_s(self, resident: Resident, request: Request, now: float) -> float:
+        """Seconds where it is resident: no price for living there, it does."""
+        replica = resident.replica
+        prefill_s = cost.prefill(replica, max(0, request.prompt_tokens), resident)
+        wait_s = cost.expected_wait(replica, now)
+        running = cost.requests(replica, now)
+        config = self.config
+        rates = self._rates.get(replica)
+        arrivals = rates.delay(config.rate_tau_s, now) if rates is not None else 0.0
+        return float(
+            wait_s
+            + prefill_s * (1.0 + config.beta * replica.speed.decode[2] * running)
+            + config.gamma * arrivals * prefill_s * (prefill_s + 2.0 * wait_s)
+            + config.spread_s * running
+        )
+
+    def _costs(self, field: Field, request: Request, now: float) -> Vector:
+        """Seconds on each candidate, none of the prompt being resident. Never NaN; infinite where none may go."""
+        config = self.config
+        field.bring_up(now)
+        wait = field.ends - now
+        np.maximum(wait, 0.0, out=wait)
+        wait += field.others
+        prefill = field.factor * _cold(max(0, request.prompt_tokens))
+        costs: Vector = config.beta * field.stall * field.running
+        costs += 1.0
+        costs *= prefill
+        costs += wait
+        wait *= 2.0
+        wait += prefill
+        wait *= prefill
+        wait *= field.arrivals
+        wait *= config.gamma
+        costs += wait
+        costs += config.theta_s * field.crowding
+        if config.spread_s:
+            costs += config.spread_s * field.running
+        costs[~field.usable] = np.inf
+        return costs
+
+    def _newborn(self, field: Field, incumbent: Resident, now: float) -> NDArray[np.bool_]:
+        """Scale-out moves nobody: replicas that joined lately are for those who have no KV to lose."""
+        grace_s = self.config.grace_s
+        # Younger than the incumbent by more than the time in which a fleet starts.
+        mask: NDArray[np.bool_] = field.born > max(now - grace_s, incumbent.replica.since + 0.1 * grace_s)
+        return mask
+
+    # What is answered
+
+    def _place(self, request: Request, candidates: Sequence[Replica], now: float) -> Choice:
+        """Nothing of the prompt is resident anywhere: the least seconds, ties by rendezvous."""
+        field = self._over(candidates, now)
+        costs = self._costs(field, request, now)
+        near = [field.candidates[int(i)] for i in np.flatnonzero(costs <= costs.min() + TIE_S)]
         if request.key is None:
-            return Choice(min(near, key=lambda r: (expected_wait(r, now), r.last_lease)), Reason.NO_SESSION, least)
-        replica = near[0] if len(near) == 1 else hashing.rendezvous(request.key, near)
-        wait = expected_wait(replica, now)
-        return Choice(replica, Reason.HOME_LOST if request.known else Reason.NEW, wait)
+            # Nobody will come back to it: among equals the one left longest.
+            replica = min(near, key=lambda r: (cost.requests(r, now), r.last_lease))
+            return self._choice(replica, Reason.NO_SESSION, request, None, now)
+        home = request.last_home
+        if home is not None and costs[field.index(home)] <= costs.min() + self.config.hysteresis_s:
+            # A session that begins anew (compacted, or a client without history): the tools may still be there.
+            return self._choice(home, Reason.HOME, request, None, now)
+        replica = near[0] if len(near) == 1 else rendezvous(request.key, near)
+        known = Reason.EVICTED if request.once_tokens else Reason.NEW
+        reason = Reason.HOME_LOST if request.lost else known
+        return self._choice(replica, reason, request, None, now)
+
+    def _stay(self, incumbent: Resident, request: Request, now: float) -> Choice:
+        return self._choice(incumbent.replica, Reason.HOME, request, incumbent, now)
+
+    def _choice(
+        self, replica: Replica, reason: Reason, request: Request, resident: Resident | None, now: float
+    ) -> Choice:
+        prompt = max(0, request.prompt_tokens)
+        return Choice(
+            replica,
+            reason,
+            cost.expected_wait(replica, now),
+            min(resident.tokens, prompt) if resident is not None else 0,
+            cost.prefill(replica, prompt, resident),
+        )
+
+    def _terms(
+        self, replica: Replica, field: Field, resident: Resident | None, request: Request, now: float, barred: str
+    ) -> Candidate:
+        """The cost of one candidate, term by term; infinite when it is `barred`, for the reason given."""
+        config, i = self.config, field.index(replica)
+        prefill_s = cost.prefill(replica, max(0, request.prompt_tokens), resident)
+        if resident is None:  # as in _costs
+            wait_s = max(0.0, float(field.ends[i]) - now) + float(field.others[i])
+            running, arrivals = float(field.running[i]), float(field.arrivals[i])
+        else:  # as in _resident_s
+            wait_s, running = cost.expected_wait(replica, now), cost.requests(replica, now)
+            rates = self._rates.get(replica)
+            arrivals = rates.delay(config.rate_tau_s, now) if rates is not None else 0.0
+        terms = {
+            "queue": wait_s,
+            "prefill": prefill_s,
+            "neighbours": config.beta * replica.speed.decode[2] * running * prefill_s,
+            "arrivals": config.gamma * arrivals * prefill_s * (prefill_s + 2.0 * wait_s),
+            "crowding": 0.0 if resident is not None else config.theta_s * float(field.crowding[i]),
+            "spread": config.spread_s * running,
+        }
+        if barred:
+            terms[barred] = inf
+        return Candidate(replica, sum(terms.values()), terms)
+
+    # What it learns
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, Routed):
+            replica = event.choice.replica
+            rates = self._rates.get(replica)
+            if rates is None:
+                rates = self._rates[replica] = Rates()
+            rates.add(event.choice.prefill_s, self.config.rate_tau_s, event.at)
+        elif isinstance(event, FirstToken | Finished | LoadReported):
+            replica = event.replica
+        else:
+            if isinstance(event, ReplicaRemoved):
+                self._rates.pop(event.replica, None)
+            self._field = None
+            return
+        if self._field is not None:
+            self._field.changed(replica)
+
+    def _over(self, candidates: Sequence[Replica], now: float) -> Field:
+        """The vectors over these candidates, as of now."""
+        field = self._field
+        if field is None or field.candidates is not candidates:
+            rest = field is not None and len(candidates) < len(field.candidates)
+            field = Field(candidates, self._rates, self.config.rate_tau_s, now)
+            if not rest:  # what failed requests leave is asked for once: no reason to drop what is kept up to date
+                self._field = field
+        return field
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(self.name, {"tie_s": self.tie_s})
+        return Snapshot(
+            self.name,
+            asdict(self.config),
+            {
+                replica.id: {"arrivals_per_s": round(rates.arrivals, 4), "prefill_share": round(rates.busy, 4)}
+                for replica, rates in self._rates.items()
+            },
+        )
+
+
+def _cold(tokens: int) -> float:
+    """Seconds to prefill so many tokens with nothing resident, at a speed factor of 1."""
+    return OVERHEAD_S + tokens * (PER_TOKEN_S + 0.5 * tokens * PER_PAIR_S)

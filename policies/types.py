@@ -5,20 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Flag, StrEnum, auto
 
+from policies.residency import Shadow
+from policies.speed import Speed
+
 
 class Reason(StrEnum):
     """Why a replica was chosen. A closed set: metric label, log field, header and explain output alike."""
 
     HOME = "home"
-    """The session's KV cache is there."""
+    """The session's KV cache is there; or the session lives there, and begins a new conversation."""
     NEW = "new"
-    """Nothing is known of the session: placed by expected wait."""
+    """Nothing is known of the conversation: placed by expected seconds."""
+    MOVED = "moved"
+    """Its KV cache is elsewhere, and computing it again is expected to be quicker than waiting there."""
+    SPLIT = "split"
+    """As `moved`, for a request that comes while others of its session are under way: the home stays."""
+    EVICTED = "evicted"
+    """The session is known, but its KV cache is believed to be gone from every replica."""
     HOME_LOST = "home_lost"
     """The session's home cannot take it (gone, ejected, draining, cache cleared, or failed just now)."""
     NO_SESSION = "no_session"
     """The request names no session and none could be derived: placed by load."""
     HASH = "hash"
     """A pure function of the key and the fleet."""
+    SPILLED = "spilled"
+    """The replica the key or the prefix leads to has too much to do: the next in order."""
+    PREFIX = "prefix"
+    """The replica that holds the longest part of the prompt."""
+    SCORE = "score"
+    """The best sum of the policy's scores or costs."""
     ROTATION = "rotation"
     """Its turn."""
     RANDOM = "random"
@@ -92,12 +107,30 @@ class Replica:
     """Leases open on it. Only Lease changes it."""
     prefill_tokens: int = 0
     """Estimated tokens of open leases that await their first token. Only Lease changes it."""
+    pending: int = 0
+    """Open leases that await their first token. Only Lease changes it."""
+    pending_s: float = 0.0
+    """Expected prefill seconds of the same leases. Only Lease changes it."""
+    prefill_ends: float = 0.0
+    """When its prefills sent so far are expected to be done, seconds. Only Lease changes it."""
+    prefilled_s: float = 0.0
+    """Expected prefill seconds of all leases that had their first token. Only Lease changes it."""
     load: Load | None = None
     """The engine's last report, None until there is one."""
+    others_running: int = 0
+    """Requests of others there: what the last two reports both saw beyond our own."""
+    others_tokens: int = 0
+    """Tokens of others that await prefill there, likewise."""
+    reports_cached: bool = False
+    """It was seen to report cached tokens: its 0 means none, not unknown."""
+    speed: Speed = field(default_factory=Speed, repr=False)
+    cache: Shadow = field(default_factory=Shadow, repr=False)
     served: int = 0
     """Leases ever opened on it."""
     salt: bytes = field(init=False, repr=False)
     """What rendezvous hashing appends to a key for this replica."""
+    last_others: tuple[int, int] | None = field(default=None, repr=False)
+    """Requests and waiting tokens beyond our own in the last report."""
     last_lease: int = 0
     """Number, among all the fleet's, of the lease opened last on it: among equals, the lowest was left longest."""
 
@@ -106,26 +139,16 @@ class Replica:
 
 
 @dataclass(slots=True)
-class Home:
-    """Where a conversation's KV cache was last seen."""
-
-    replica_id: str
-    tokens: int
-    """Tokens resident there after the last turn: prompt plus completion when reported, else estimated."""
-    last_use: float
-    """Seconds of the driver's clock."""
-    fingerprint: int = 0
-    """The conversation's fingerprint, 0 when it was not looked at."""
-
-
-@dataclass(slots=True)
 class Resident:
-    """A candidate that holds KV of the request's session."""
+    """A candidate that holds KV of the request's conversation."""
 
     replica: Replica
     tokens: int
-    same_conversation: bool
-    """Whether the fingerprints agree, so that the tokens are a prefix of this very prompt."""
+    """Prompt tokens believed to be in its cache, either tier."""
+    gpu_tokens: int
+    """Those of them that need not be loaded from the host tier."""
+    own: bool = True
+    """Held for this very branch; else for one that shares its beginning."""
 
 
 @dataclass(slots=True)
@@ -137,15 +160,41 @@ class Request:
     parent: bytes | None = None
     """Key of the session or agent that spawned this one."""
     fingerprint: int = 0
+    """Of the conversation's beginning; 0 when it was not looked at."""
     prompt_tokens: int = 0
-    """Estimated prompt size."""
+    """Estimated prompt size; corrected by the Balancer for conversations it knows."""
     blocks: tuple[int, ...] = ()
+    """Chained hashes of the raw body's blocks; empty when they were not asked for."""
+    turn: bool = True
+    """It is a turn of a conversation, so that its KV stays. Others (lists, embeddings, token counts) go home too."""
     residents: tuple[Resident, ...] = ()
-    """Set by the Balancer: this conversation's home first, then the session's others by last use. Only candidates."""
+    """Set by the Balancer: the branch's own homes first, each replica once. Only candidates."""
     known: bool = False
-    """Set by the Balancer: the session had a home, whether or not it can be used now."""
+    """Set by the Balancer: the session is remembered, whether or not its homes can be used now."""
+    lost: bool = False
+    """Set by the Balancer: a home of its conversation cannot take it now."""
+    concurrent: bool = False
+    """Set by the Balancer: other requests of its conversation are under way."""
+    last_home: Replica | None = None
+    """Set by the Balancer when the conversation is not known, but its session is and nothing of it is under way: the
+    candidate that served the session last."""
+    once_tokens: int = 0
+    """Set by the Balancer: the most of its prompt that any one replica ever held."""
     failed: tuple[Replica, ...] = ()
     """Replicas already tried for this request; never candidates again."""
+    estimate_tokens: int = -1
+    """Set by the Balancer: `prompt_tokens` as the driver estimated them."""
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One replica as a policy weighed it."""
+
+    replica: Replica
+    cost: float
+    """What the policy compares; the least wins. Seconds unless the policy says otherwise."""
+    terms: dict[str, float]
+    """What the cost is the sum of, by name."""
 
 
 @dataclass(slots=True)
@@ -155,9 +204,13 @@ class Choice:
     replica: Replica
     reason: Reason
     wait_s: float = 0.0
-    """Expected seconds until its first token, as far as the policy reckons in seconds."""
+    """Expected seconds in the queue before it, as far as the policy reckons in seconds."""
     resident_tokens: int = 0
-    """Prompt tokens believed to be in its KV cache already."""
+    """Prompt tokens believed to be in its KV cache already, either tier."""
+    prefill_s: float = 0.0
+    """Expected seconds to prefill the rest there; 0 when the policy does not say."""
+    candidates: tuple[Candidate, ...] = ()
+    """From `explain` only: the best few, the chosen one among them, by cost."""
 
 
 class Cause(StrEnum):

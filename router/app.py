@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import gc
 import logging
 import resource
 import signal
@@ -22,13 +21,15 @@ from policies.balancer import Balancer
 from policies.directory import Directory
 from router.admin import Admin
 from router.fleet import Fleet
+from router.garbage import Garbage
 from router.health import Health
 from router.identity import DEFAULT_RULES, IdentityRules, parse_rules
 from router.logs import AccessLog
 from router.metrics import Metrics
 from router.proxy.proxy import Proxy
 from router.reports import Reports
-from router.settings import Settings
+from router.settings import LimitSettings, Settings
+from router.switching import Switching
 
 log = logging.getLogger("warmroute")
 
@@ -53,9 +54,10 @@ class Router:
         self.clock = time.monotonic
         directory = Directory(settings.directory.max_sessions, settings.directory.idle_s)
         self.balancer = Balancer(registry.make(settings.policy.name, settings.policy.parameters), directory)
+        self.switching = Switching(self.balancer, settings.policy, self.clock)
         rules = DEFAULT_RULES if settings.identity.rules is None else parse_rules(settings.identity.rules)
         self.identity = IdentityRules(rules, settings.identity.secret.get_secret_value().encode())
-        self.metrics = Metrics(self.balancer)
+        self.metrics = Metrics(self.balancer, self.clock)
         self.health = Health(self.balancer, settings.health, self.clock)
         self.reports = Reports(self.balancer, settings.reports, self.clock)
         self.fleet = Fleet(self.balancer, self.health, self.reports, settings, self.clock)
@@ -90,10 +92,7 @@ class Router:
         """Serve until told to stop. Returns the exit code: 1 if streams were cut, else 0."""
         settings = self.settings
         _keep_freed_memory()
-        allowed = _raise_file_limit(settings.limits.connections)
-        room = max(1, (allowed - 32 - 4 * len(settings.replicas)) // 2)
-        if room < settings.limits.connections:  # refused with a word rather than reset, or blamed on replicas
-            self.proxy.limits = settings.limits.model_copy(update={"connections": room})
+        self.proxy.limits = _within_open_files(settings.limits, len(settings.replicas))
         sockets = _bind(settings.host, settings.port)
         admin_sockets = _bind(settings.admin.host, settings.admin.port)
         loop = asyncio.get_running_loop()
@@ -105,11 +104,8 @@ class Router:
         data = _Server(_config(_no_app, http=self.proxy.protocol))
         admin = _Server(_config(Admin(self).app()))
         self._announce(sockets[0], admin_sockets[0])
-        # What is there now stays for good. Requests make little garbage in cycles, so collections may be rare:
-        # each would stop all streams for as long as it takes to walk the sessions.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 50)
+        garbage = Garbage(lambda: any(r.in_flight for r in self.balancer.replicas.values()), self.clock)
+        garbage.start()
         serving = [asyncio.create_task(data.serve(sockets)), asyncio.create_task(admin.serve(admin_sockets))]
         stopping = asyncio.create_task(self._stop.wait())
         ended, _ = await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -125,6 +121,7 @@ class Router:
                 log.error("a listener failed", exc_info=result)
         await self.fleet.close()
         self.proxy.stop()
+        garbage.stop()
         self.access_log.close()
         return 1 if cut or lost else 0
 
@@ -162,7 +159,9 @@ class Router:
     def _announce(self, data: socket.socket, admin: socket.socket) -> None:
         log.info("warmroute listens on http://%s, admin on http://%s", _authority(data), _authority(admin))
         names = ", ".join(replica.id for replica in self.settings.replicas) or "none: every request will be refused"
-        log.info("policy %s over %d replicas: %s", self.balancer.policy.name, len(self.settings.replicas), names)
+        policy = self.settings.policy
+        beside = f", {policy.shadow.name} in its shadow," if policy.shadow.name else ""
+        log.info("policy %s%s over %d replicas: %s", policy.name, beside, len(self.settings.replicas), names)
 
 
 async def _no_app(scope: Any, receive: Any, send: Any) -> None:
@@ -209,22 +208,30 @@ def _authority(sock: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _raise_file_limit(connections: int) -> int:
-    """Every stream takes two descriptors; the usual soft limit of 1,024 is soon reached."""
+def _within_open_files(limits: LimitSettings, replicas: int) -> LimitSettings:
+    """The limits, with no more connections than there are descriptors for: every stream takes two.
+
+    Beyond that, clients would be reset without a word, and replicas blamed.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
+    if soft != hard:  # the usual soft limit of 1,024 is soon reached
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit != resource.RLIM_INFINITY and limit < 2 * connections:
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    room = max(1, (allowed - 32 - 4 * replicas) // 2)
+    if allowed == resource.RLIM_INFINITY or room >= limits.connections:
+        return limits
+    if "connections" in limits.model_fields_set:
         log.warning(
-            "limits.connections is %d, which takes up to %d open files, and the system allows %d: "
+            "limits.connections is %d, but the %d open files that the system allows have room for %d: "
             "raise its limit (ulimit -Hn) or lower the setting",
-            connections,
-            2 * connections,
-            limit,
+            limits.connections,
+            allowed,
+            room,
         )
-    return 1 << 30 if limit == resource.RLIM_INFINITY else limit
+    else:
+        log.info("room for %d client connections, with %d open files allowed (ulimit -Hn)", room, allowed)
+    return limits.model_copy(update={"connections": room})
 
 
 def _keep_freed_memory() -> None:

@@ -11,6 +11,7 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -20,11 +21,15 @@ import yaml
 from policies import registry
 from router import console
 from router.app import CannotListen, Router
-from router.configuration import ConfigError, load, masked
+from router.catalogue import catalogue
+from router.configuration import ConfigError, load, masked, scalar
 from router.settings import Settings
 
 EXIT_CONFIG = 2
 """As argparse's own: the command line or the configuration cannot be used."""
+
+ADMIN_URL = "http://127.0.0.1:8081"
+"""Where a running router's admin port is looked for."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -70,15 +75,36 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(check)
     check.set_defaults(run=_check_config)
     replicas = commands.add_parser("replicas", help="show a running router's replicas")
-    replicas.add_argument(
-        "--admin", metavar="URL", default="http://127.0.0.1:8081", help="its admin port (%(default)s)"
-    )
-    replicas.add_argument("--json", action="store_true", help="as JSON")
+    _add_admin(replicas)
     replicas.set_defaults(run=_replicas)
+    explain = commands.add_parser("explain", help="show where a running router would send a session's next request")
+    explain.add_argument("--session", metavar="KEY", required=True, help="its own value, or its digest from the log")
+    explain.add_argument("--prompt-tokens", metavar="N", help="of the request (what the session's home last held)")
+    _add_admin(explain)
+    explain.set_defaults(run=_explain)
+    policy = commands.add_parser("policy", help="show or switch a running router's policy")
+    _add_admin(policy)
+    policy.set_defaults(run=_policy)
+    changes = policy.add_subparsers(metavar="CHANGE")
+    for word, path, meaning in (
+        ("set", "/policy", "put another policy in charge"),
+        ("shadow", "/policy/shadow", "run another policy in its shadow; `none` ends that"),
+    ):
+        change = changes.add_parser(word, help=meaning)
+        change.add_argument("name", metavar="NAME", help="see `warmroute policies`")
+        change.add_argument("parameters", metavar="KEY=VALUE", nargs="*", help="a parameter; the others get defaults")
+        _add_admin(change)
+        change.set_defaults(run=_switch, path=path)
     policies = commands.add_parser("policies", help="list the policies with their parameters and defaults")
     policies.add_argument("--json", action="store_true", help="as JSON")
     policies.set_defaults(run=_policies)
     return parser
+
+
+def _add_admin(parser: argparse.ArgumentParser) -> None:
+    # What a command does not get it leaves to the one above it: `policy --json set NAME`.
+    parser.add_argument("--admin", metavar="URL", default=argparse.SUPPRESS, help=f"its admin port ({ADMIN_URL})")
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as JSON")
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +121,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         "--replica", metavar="URL", action="append", help="a replica, as in http://10.0.0.1:30000; may be repeated"
     )
     parser.add_argument("--policy", metavar="NAME", help=f"one of {', '.join(registry.POLICIES)} (session_affinity)")
+    parser.add_argument("--shadow-policy", metavar="NAME", help="another, asked beside it and never obeyed")
     parser.add_argument("--log-format", choices=["auto", "json", "text"], help="auto: text on a terminal, else json")
 
 
@@ -104,7 +131,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         "port": given.port,
         "admin": _present({"host": given.admin_host, "port": given.admin_port}),
         "replicas": given.replica,
-        "policy": given.policy,
+        "policy": _present({"name": given.policy, "shadow": given.shadow_policy}),
         "log": _present({"format": given.log_format}),
     }
     return load(given.config, _present(flags))
@@ -134,25 +161,59 @@ def _check_config(given: argparse.Namespace) -> int:
 
 
 def _replicas(given: argparse.Namespace) -> int:
+    return _ask(given, console.replicas_table, "/replicas", inside="replicas")
+
+
+def _explain(given: argparse.Namespace) -> int:
+    query = _present({"session": given.session, "prompt_tokens": given.prompt_tokens})
+    return _ask(given, console.explanation, "/explain", query=query)
+
+
+def _policy(given: argparse.Namespace) -> int:
+    return _ask(given, console.policy, "/policy")
+
+
+def _switch(given: argparse.Namespace) -> int:
+    if given.name == "none" and given.path.endswith("/shadow") and not given.parameters:
+        return _ask(given, console.switched, given.path, method="DELETE")
+    parameters: dict[str, Any] = {}
+    for pair in given.parameters:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            return _fail(f"{pair!r} is not a parameter: write it as KEY=VALUE, as in seed=7")
+        if key in parameters:
+            return _fail(f"the parameter {key!r} is given twice: leave one out")
+        parameters[key] = scalar(value)
+    return _ask(given, console.switched, given.path, method="PUT", body={"name": given.name, "parameters": parameters})
+
+
+def _ask(given: argparse.Namespace, show: Callable[[Any], str], path: str, *, inside: str = "", **asked: Any) -> int:
+    """Print what a running router's admin port answers, or what of it is `inside` a key.
+
+    The exit code is 1 when there is no answer, or the router cannot, and 2 when it was asked for what cannot be.
+    """
     try:
-        replicas = console.ask(given.admin, "/replicas")["replicas"]
+        told = console.ask(getattr(given, "admin", ADMIN_URL), path, **asked)
     except console.Unreachable as error:
         _fail(str(error))
         return 1
-    print(json.dumps(replicas) if given.json else console.replicas_table(replicas))
+    except console.Refused as error:
+        _fail(str(error))
+        return EXIT_CONFIG if error.status < 500 else 1
+    told = told[inside] if inside else told
+    print(json.dumps(told) if getattr(given, "json", False) else show(told))
     return 0
 
 
 def _policies(given: argparse.Namespace) -> int:
-    known = {name: registry.parameters(name) for name in registry.POLICIES}
+    known = catalogue()
     if given.json:
-        print(json.dumps([{"policy": name, "parameters": parameters} for name, parameters in known.items()]))
+        print(json.dumps(known))
         return 0
-    for name, parameters in known.items():
-        first = (registry.POLICIES[name].__doc__ or "").split("\n", 1)[0]
-        print(f"{name}: {first}")
-        for key, default in parameters.items():
-            print(f"    {key} = {default}")
+    for policy in known:
+        print(f"{policy['policy']}: {policy['summary']}")
+        for key, default in policy["parameters"].items():
+            print(f"    {key} = {default}  {policy['meanings'].get(key, '')}".rstrip())
     return 0
 
 

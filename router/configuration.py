@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
+from policies import registry
 from router.settings import ReplicaSettings, Settings
 
 PREFIX = "WARMROUTE_"
@@ -37,7 +38,7 @@ def load(file: str | None = None, flags: Mapping[str, Any] | None = None) -> Set
     """
     try:
         tree = read_file(file) if file is not None else {}
-        return Settings(**_merged(_merged(tree, _environment()), flags or {}))
+        return Settings(**_over(_over(_spelt(tree), _environment()), _spelt(flags or {})))
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(fault) for fault in error.errors())) from None
     except RecursionError:
@@ -89,13 +90,10 @@ def _environment() -> dict[str, Any]:
     source = EnvSettingsSource(Settings)
     source.env_vars = given
     tree: dict[str, Any] = {}
-    # A plain name replaces what the file says, parameters and all, unless the environment gives its own.
-    name_key = f"{PREFIX.lower()}policy"
-    policy_name = given.pop(name_key) if not given.get(name_key, "{").lstrip().startswith("{") else None
     for name in given:  # one by one, so that the one at fault can be named
         source.env_vars = {name: given[name]}
         try:
-            tree = _merged(tree, source())
+            tree = _merged(tree, _spelt(source()))
         except SettingsError:
             shown = (
                 "..." if name.startswith(f"{PREFIX.lower()}identity") else repr(given[name])
@@ -103,15 +101,13 @@ def _environment() -> dict[str, Any]:
             raise ConfigError(
                 f"environment variable {name.upper()}={shown}: a list or a mapping is written as JSON"
             ) from None
-    policy = tree.get("policy")
-    if isinstance(policy, dict) and isinstance(parameters := policy.get("parameters"), dict):
-        policy["parameters"] = {key: _scalar(value) for key, value in parameters.items()}
-    if policy_name is not None:
-        tree["policy"] = {**policy, "name": policy_name} if isinstance(policy, dict) else policy_name
+    for policy in _policies(tree):
+        if isinstance(parameters := policy.get("parameters"), dict):
+            policy["parameters"] = {key: scalar(value) for key, value in parameters.items()}
     return tree
 
 
-def _scalar(value: Any) -> Any:
+def scalar(value: Any) -> Any:
     """A parameter's type is known to its policy alone: a number is taken for one."""
     try:
         return json.loads(value) if isinstance(value, str) else value
@@ -165,6 +161,40 @@ def _merged(below: Mapping[str, Any], above: Mapping[Any, Any]) -> dict[str, Any
     return out
 
 
+def _spelt(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree with policies that are given by name alone written out."""
+    out = dict(tree)
+    if "policy" in out:
+        policy = out["policy"] = _by_name(out["policy"])
+        if isinstance(policy, dict) and "shadow" in policy:
+            policy["shadow"] = _by_name(policy["shadow"])
+    return out
+
+
+def _by_name(policy: Any) -> Any:
+    if isinstance(policy, str) and not policy.lstrip().startswith("{"):
+        return {"name": policy}
+    return dict(policy) if isinstance(policy, Mapping) else policy
+
+
+def _policies(tree: Mapping[str, Any]) -> list[Any]:
+    """The policy and its shadow, as far as they are mappings."""
+    policy = tree.get("policy")
+    shadow = policy.get("shadow") if isinstance(policy, dict) else None
+    return [each for each in (policy, shadow) if isinstance(each, dict)]
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """One source over another: a policy named above leaves the parameters of the one below."""
+    out = _merged(below, above)
+    policy, named = out.get("policy"), above.get("policy")
+    while isinstance(policy, dict) and isinstance(named, dict):
+        if "name" in named:
+            policy["parameters"] = named.get("parameters", {})
+        policy, named = policy.get("shadow"), named.get("shadow")
+    return out
+
+
 def _shown(path: list[str], value: object) -> str:
     """A value for a message; not those of `identity`, where a secret may stand under a misspelt key."""
     return "***" if path[0] == "identity" and path[1:2] != ["rules"] else repr(value)
@@ -192,5 +222,10 @@ def _explain(fault: Any) -> str:
 
 
 def masked(settings: Settings) -> dict[str, Any]:
-    """The tree in force, secrets hidden, fit for YAML."""
-    return settings.model_dump(mode="json")
+    """The tree in force, with the policy's parameters that were not given, secrets hidden, fit for YAML."""
+    tree = settings.model_dump(mode="json")
+    if not tree["policy"]["shadow"]["name"]:
+        del tree["policy"]["shadow"]
+    for policy in _policies(tree):
+        policy["parameters"] = registry.parameters(policy["name"]) | policy["parameters"]
+    return tree

@@ -40,6 +40,7 @@ QUEUE_FULL = unavailable("queue_full", "The queues of the replicas tried are ful
 MEMORY = unavailable("body_memory", "Too many large requests are being received at once. Try again shortly.")
 CONNECTIONS = unavailable("connections", "Too many open connections. Try again shortly.")
 
+INTERNAL = Refusal(500, "internal", "The router failed on this request; its own log says how.")
 UPSTREAM_CLOSED = Refusal(502, "upstream_closed", "The replica closed the connection without an answer.")
 UPSTREAM_INVALID = Refusal(502, "upstream_invalid", "The replica's answer is not valid HTTP/1.1.")
 FIRST_BYTE_TIMEOUT = Refusal(504, "first_byte_timeout", "The replica did not begin to answer in time.")

@@ -50,6 +50,10 @@ class Line(msgspec.Struct, omit_defaults=True):
     """Why that replica."""
     wait_s: float | None = None
     """Seconds of waiting expected there when it was chosen."""
+    prefill_s: float | None = None
+    """Seconds of prefill expected there."""
+    resident_tokens: int | None = None
+    """Prompt tokens believed to be in its KV cache."""
     rule: str | None = None
     """The identity rule that matched."""
     session: str | None = None
@@ -85,6 +89,8 @@ def line(exchange: Exchange, outcome: Outcome, usage: Usage | None, now: float) 
         out.replica = lease.replica.id
         out.reason = lease.choice.reason
         out.wait_s = _rounded(lease.choice.wait_s)
+        out.prefill_s = _rounded(lease.choice.prefill_s)
+        out.resident_tokens = lease.choice.resident_tokens
     identity = exchange.identity
     if identity is not None:
         out.rule = identity.rule
@@ -110,6 +116,7 @@ def _rounded(seconds: float) -> float:
 def text(out: Line) -> bytes:
     """The line for a person at a terminal."""
     where = f"{out.replica} ({out.reason})" if out.replica else "-"
+    failed = f", {out.tries} tried, failed: {out.failed}" if out.failed else ""
     refusal = f" refused: {out.refusal}" if out.refusal else ""
     tokens = ""
     if out.prompt_tokens is not None:
@@ -119,7 +126,7 @@ def text(out: Line) -> bytes:
     at = time.strftime("%H:%M:%S", time.localtime(out.time))
     session = f" [{out.rule} {out.session}]" if out.session else ""
     return (
-        f"{at} {out.status or '-'} {out.method} {out.path}{session} -> {where} {out.duration_s:.3f}s{tokens}"
+        f"{at} {out.status or '-'} {out.method} {out.path}{session} -> {where}{failed} {out.duration_s:.3f}s{tokens}"
         f"{refusal}{ended}\n"
     ).encode()
 

@@ -6,13 +6,15 @@ them a request would be a tenth of what the whole request costs.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from policies import cost
 from policies.balancer import Balancer
 from policies.types import Choice, Outcome, Reason, State, Usage
 
@@ -64,8 +66,9 @@ class Metrics:
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, balancer: Balancer) -> None:
+    def __init__(self, balancer: Balancer, clock: Callable[[], float] = time.monotonic) -> None:
         self._balancer = balancer
+        self._clock = clock
         self.proxy: Proxy | None = None
         """Set once the proxy exists, for the gauges that are its own."""
         self.outcomes: dict[Outcome, int] = {}
@@ -132,7 +135,9 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         yield from self._counters()
+        yield from self._placement()
         yield from self._gauges()
+        yield from self._beliefs()
 
     def _counters(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
@@ -181,6 +186,34 @@ class Metrics:
         yield CounterMetricFamily("warmroute_sent_bytes", "Bytes of answers sent to clients.", value=self.sent_bytes)
         yield CounterMetricFamily("warmroute_received_bytes", "Bytes of request bodies.", value=self.received_bytes)
 
+    def _placement(self) -> Iterator[Metric]:
+        """How well the policies place."""
+        balancer = self._balancer
+        regretted = CounterMetricFamily(
+            "warmroute_regretted_prefill_tokens",
+            "Tokens prefilled anew that another replica held (elsewhere), or that one had held before (evicted).",
+            labels=["kind", "reason"],
+        )
+        for kind, tokens in (("elsewhere", balancer.regret.elsewhere), ("evicted", balancer.regret.evicted)):
+            for reason, count in tokens.items():
+                regretted.add_metric([kind, reason], count)
+        yield regretted
+        shadow = CounterMetricFamily(
+            "warmroute_shadow_choices",
+            "Choices by the reason of the policy in charge, the shadow's, and whether both chose the same replica.",
+            labels=["reason", "shadow_reason", "same"],
+        )
+        for (reason, other, same), count in balancer.disagreements.items():
+            shadow.add_metric([reason, other, str(same).lower()], count)
+        yield shadow
+        policy = GaugeMetricFamily(
+            "warmroute_policy_info", "1 for the policy in charge and the one in its shadow.", labels=["role", "policy"]
+        )
+        policy.add_metric(["live", balancer.policy.name], 1.0)
+        if balancer.shadow is not None:
+            policy.add_metric(["shadow", balancer.shadow.name], 1.0)
+        yield policy
+
     def _gauges(self) -> Iterator[Metric]:
         labels = ["replica"]
         in_flight = GaugeMetricFamily("warmroute_in_flight_requests", "Requests in flight, by replica.", labels=labels)
@@ -198,12 +231,58 @@ class Metrics:
         yield state
         directory = self._balancer.directory
         yield GaugeMetricFamily("warmroute_sessions", "Sessions whose home is known.", value=len(directory))
+        yield GaugeMetricFamily(
+            "warmroute_sessions_limit", "Sessions that are remembered at most.", value=directory.max_sessions
+        )
         yield CounterMetricFamily(
             "warmroute_evicted_sessions", "Sessions forgotten for want of room.", value=directory.evicted
         )
         if self.proxy is not None:
+            spread = self.proxy.spread
+            yield GaugeMetricFamily(
+                "warmroute_dispersion",
+                "Variance over mean of running requests per replica, the last minute counting most.",
+                value=spread.dispersion,
+            )
+            yield CounterMetricFamily(
+                "warmroute_spread_variance_seconds",
+                "Variance of running requests per replica, summed over seconds.",
+                value=spread.variance_s,
+            )
+            yield CounterMetricFamily(
+                "warmroute_spread_mean_seconds",
+                "Mean of running requests per replica, summed over seconds.",
+                value=spread.mean_s,
+            )
             yield GaugeMetricFamily("warmroute_connections", "Open client connections.", value=self.proxy.connections)
             yield GaugeMetricFamily("warmroute_body_bytes", "Request bodies held.", value=self.proxy.body_bytes)
             dropped = CounterMetricFamily("warmroute_log_lines_dropped", "Log lines that nobody took in time.")
             dropped.add_metric([], self.proxy.access_log.dropped)
             yield dropped
+
+    def _beliefs(self) -> Iterator[Metric]:
+        """What is believed of each replica, and goes into the cost of sending a request there."""
+        now = self._clock()
+        found: dict[str, GaugeMetricFamily] = {}
+
+        def tell(name: str, meaning: str, value: float) -> None:
+            family = found.get(name)
+            if family is None:
+                family = found[name] = GaugeMetricFamily(f"warmroute_{name}", meaning, labels=["replica"])
+            family.add_metric([replica.id], value)
+
+        for replica in self._balancer.replicas.values():
+            cache, speed = replica.cache, replica.speed
+            step_s, slope_s, stall = speed.decode
+            others = cost.requests(replica, now) - replica.in_flight
+            tell("others_in_flight_requests", "Requests of others, as the engine reports them.", others)
+            tell("expected_wait_seconds", "Until a prefill sent now would begin.", cost.expected_wait(replica, now))
+            tell("resident_tokens", "Tokens believed to be in its KV cache, either tier.", cache.held_tokens)
+            tell("resident_conversations", "Conversations believed to be in its KV cache.", len(cache))
+            tell("capacity_tokens", "Tokens believed to fit its KV cache, both tiers.", cache.capacity)
+            tell("live_tokens", "Resident tokens, each weighed by how lately its session was here.", cache.live(now))
+            tell("prefill_factor", "Learned seconds of prefill over those of the engine assumed.", speed.factor)
+            tell("decode_step_seconds", "Learned seconds between two tokens of a lone answer.", step_s)
+            tell("decode_slope_seconds", "Learned seconds added for each request in flight.", slope_s)
+            tell("decode_stall_ratio", "Learned share of a neighbour's prefill for which answers rest.", stall)
+        yield from found.values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -85,8 +85,10 @@ class ReplicaSettings(_Part):
         return value
 
 
-class PolicySettings(_Part):
-    name: str = "session_affinity"
+class _NamedPolicy(_Part):
+    """A policy by name, or by name and parameters."""
+
+    name: str
     parameters: dict[str, Any] = {}
 
     @model_validator(mode="before")
@@ -97,9 +99,31 @@ class PolicySettings(_Part):
         return value
 
     @model_validator(mode="after")
-    def _exists(self) -> PolicySettings:
+    def _exists(self) -> Self:
         registry.make(self.name, self.parameters)
         return self
+
+
+class ShadowSettings(_NamedPolicy):
+    """A policy asked beside the one in charge and never obeyed; without a name there is none."""
+
+    name: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_nothing(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+    @model_validator(mode="after")
+    def _exists(self) -> Self:
+        if self.name or self.parameters:
+            registry.make(self.name, self.parameters)
+        return self
+
+
+class PolicySettings(_NamedPolicy):
+    name: str = "session_affinity"
+    shadow: Annotated[ShadowSettings, NoDecode] = ShadowSettings()
 
 
 class DirectorySettings(_Part):

@@ -5,16 +5,21 @@ Environment: REPLICAS (comma-separated URLs), PORT (8080), ADMIN_PORT (8081), PO
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 EMULATED = 3
 HOST = "127.0.0.1"
 """Not from the environment: shells and conda set HOST for ends of their own."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl(2): the signal a process gets when its parent dies. A session of its own would outlive it."""
 
 
 class _Stopped(Exception):
@@ -22,7 +27,23 @@ class _Stopped(Exception):
 
 
 def stopped(_number: int, _frame: FrameType | None) -> None:
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # a second one must not break off the clearing away
     raise _Stopped
+
+
+def dies_with_us(number: signal.Signals) -> Callable[[], None]:
+    """For a child to call before it becomes another program: it gets the signal when this process is killed."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    parent = os.getpid()
+
+    def prepare() -> None:
+        if prctl is not None:
+            prctl(PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
 
 
 def check_free(name: str, port: str) -> None:
@@ -38,7 +59,8 @@ def emulator_process(count: int) -> subprocess.Popen[str]:
     """Start emulated replicas on free ports."""
     command = [sys.executable, "-m", "sim.emulator", *["--port", "0"] * count, "--page-size", "1"]
     command += ["--default-include-usage"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    prepare = dies_with_us(signal.SIGKILL)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=prepare)
 
 
 def urls_of(emulator: subprocess.Popen[str], count: int) -> list[str]:
@@ -55,8 +77,7 @@ def urls_of(emulator: subprocess.Popen[str], count: int) -> list[str]:
 
 
 def main() -> int:
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    for number in signals:
+    for number in SIGNALS:
         signal.signal(number, stopped)
     port, admin_port = os.environ.get("PORT", "8080"), os.environ.get("ADMIN_PORT", "8081")
     check_free("PORT", port)
@@ -74,10 +95,12 @@ def main() -> int:
             command += ["--replica", url]
         welcome(port, admin_port)
         # A session of its own: a terminal's Ctrl-C reaches the router once, from here, and lets its streams end.
-        router = subprocess.Popen(command, start_new_session=True)
-        for number in signals:
-            signal.signal(number, lambda received, _frame: router.send_signal(received))
-        return router.wait()
+        router = subprocess.Popen(command, start_new_session=True, preexec_fn=dies_with_us(signal.SIGTERM))
+        for number in SIGNALS:
+            # Always SIGTERM: while Python still starts, SIGINT would end in a traceback.
+            signal.signal(number, lambda _number, _frame: router.terminate())
+        code = router.wait()
+        return code if code >= 0 else 128 - code  # ended by a signal: as shells say it
     except _Stopped:
         return 130
     finally:
@@ -85,7 +108,7 @@ def main() -> int:
             router.terminate()
             router.wait()
         if emulator is not None:
-            emulator.send_signal(signal.SIGINT)  # at once; SIGTERM would make the replicas drain as engines do
+            emulator.kill()  # SIGTERM would make the replicas drain as engines do
             emulator.wait()
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from math import inf
 
 CHUNK_TOKENS = 8192
 """Prompt tokens in one prefill pass, the chunk of the study the constants come from."""
@@ -22,6 +23,15 @@ CHUNK_TOKENS = 8192
 ACCEPT_LENGTH = 2.3
 """Tokens a speculative verify step yields: Kimi K2.6 EAGLE3 on long multi-turn prompts (measured: 2.29, mean of
 all prompts 2.49). The decode table is without speculation, so its step time is divided by this."""
+
+KV_BYTES = {"bfloat16": 70_272, "fp8": 35_136}
+"""Of one token's KV on every GPU, as MLA's is replicated over tensor-parallel ranks: 61 layers * 576 elements."""
+
+HOST_BYTES = 200 * 10**9
+"""Host tier of each rank (SGLang's `--hicache-size` is a rank's): every rank keeps a full copy there, too."""
+
+LOAD_BACK_BYTES_PER_S = 50e9
+"""Host to GPU, each rank for itself: PCIe Gen5 x16, of whose nominal 64 GB/s about 50 are reached."""
 
 Row = tuple[float, float, float]
 
@@ -43,6 +53,16 @@ class Preset:
     key: Key
     kv_tokens: int
     """At memory fraction 0.90 of 192.3 GB a GPU, 595 GB of weights over the GPUs, 70,272 bytes a token in BF16."""
+
+    @property
+    def host_tokens(self) -> int:
+        """KV tokens in a host tier of `HOST_BYTES`: 2.85 million in BF16."""
+        return HOST_BYTES // KV_BYTES[self.key.kv_dtype]
+
+    @property
+    def load_back_tokens_per_s(self) -> float:
+        """Speed of the way back from the host tier."""
+        return LOAD_BACK_BYTES_PER_S / KV_BYTES[self.key.kv_dtype]
 
 
 _INT4 = "moonshotai/Kimi-K2.5"
@@ -99,16 +119,33 @@ class Decode:
         self._batches = batches
         self._seconds = seconds
 
+    def slowed(self, factor: float) -> Decode:
+        """A table of times `factor` times as long."""
+        seconds = [[factor * value for value in row] for row in self._seconds]
+        return Decode(self._contexts, self._batches, seconds)
+
     def step_seconds(self, batch: int, context_tokens: float) -> float:
         """One step of `batch` requests with `context_tokens` tokens each on average."""
+        return self.line(batch, context_tokens)[0]
+
+    def line(self, batch: int, context_tokens: float) -> tuple[float, float, float]:
+        """The piece of the table around a mean context: it is straight in it.
+
+        Returns the step's seconds, the seconds that each further token of mean context adds, and the context up to
+        which that holds.
+        """
         contexts, batches = self._contexts, self._batches
-        context = max(context_tokens, contexts[0])
-        i = min(max(bisect_right(contexts, context) - 1, 0), len(contexts) - 2)
         j = min(max(bisect_right(batches, batch) - 1, 0), len(batches) - 2)
-        u = (context - contexts[i]) / (contexts[i + 1] - contexts[i])
         v = (batch - batches[j]) / (batches[j + 1] - batches[j])
+        if context_tokens < contexts[0]:
+            shortest = self._seconds[0]
+            return (1 - v) * shortest[j] + v * shortest[j + 1], 0.0, contexts[0]
+        i = min(bisect_right(contexts, context_tokens) - 1, len(contexts) - 2)
         low, high = self._seconds[i], self._seconds[i + 1]
-        return (1 - u) * ((1 - v) * low[j] + v * low[j + 1]) + u * ((1 - v) * high[j] + v * high[j + 1])
+        start = (1 - v) * low[j] + v * low[j + 1]
+        slope = ((1 - v) * high[j] + v * high[j + 1] - start) / (contexts[i + 1] - contexts[i])
+        end = contexts[i + 1] if i < len(contexts) - 2 else inf
+        return start + slope * (context_tokens - contexts[i]), slope, end
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +163,17 @@ class Hardware:
     def token_seconds(self, batch: int, context_tokens: float) -> float:
         """Time between two tokens of each request in a decode batch, speculation included."""
         return self.decode.step_seconds(batch, context_tokens) / self.accept_length
+
+    def token_line(self, batch: int, context_tokens: float) -> tuple[float, float, float]:
+        """`Decode.line` of the time between two tokens of each request."""
+        seconds, slope, end = self.decode.line(batch, context_tokens)
+        return seconds / self.accept_length, slope / self.accept_length, end
+
+    def slowed(self, factor: float) -> Hardware:
+        """Hardware that takes `factor` times as long for everything."""
+        prefill, decode = self.prefill, self.decode
+        terms = Prefill(*(factor * term for term in (prefill.a, prefill.b, prefill.c, prefill.d)))
+        return Hardware(terms, decode.slowed(factor), self.accept_length)
 
 
 @cache

@@ -3,14 +3,19 @@
 Time is whatever the caller passes, in seconds: the emulator drives a replica in scaled wall-clock time and the
 simulator in virtual time. The scheduler is SGLang's default without mixed chunks: first come first served, a prefill
 goes before decode steps, one prompt after the other in chunks, and decoding rests meanwhile.
+
+The emulator wants to see every token and every chunk. The simulator wants only what changes the course of things, so
+with `bulk` a replica goes over all chunks of a prompt, and all decode steps up to the next end, at once, and is
+stopped at the next boundary when a request arrives or is aborted. Times and tokens are the same either way.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from math import sqrt
 
 from sim.hardware import CHUNK_TOKENS, Hardware
 from sim.prefix_cache import Node, PrefixCache
@@ -39,6 +44,10 @@ class Limits:
     max_running: int = 256
     max_queued: int | None = None
     """Requests that may wait beyond those that have a slot in the running batch; None is no limit, SGLang's default."""
+    host_tokens: int = 0
+    """KV tokens of a host tier that everything is written through to; 0 is none, else at least `kv_tokens`."""
+    load_back_tokens_per_s: float = 700_000.0
+    """From the host tier to the GPU."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +63,9 @@ class Work:
     arrived: float = 0.0
     stage: Stage = Stage.WAITING
     cached_tokens: int = 0
+    """Prompt tokens found in either tier."""
+    host_tokens: int = 0
+    """Of those, the ones that were only in the host tier."""
     prefilled_tokens: int = 0
     """Prompt tokens whose KV exists, cached ones included."""
     produced: int = 0
@@ -83,6 +95,7 @@ class Totals:
     rejected: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    host_tokens: int = 0
     output_tokens: int = 0
     prefill_tokens: int = 0
     """Prompt tokens computed."""
@@ -97,18 +110,46 @@ class Totals:
 
 @dataclass(slots=True)
 class _Step:
+    """A prefill chunk or a decode step under way; with bulk, all chunks of a prompt or several decode steps."""
+
+    start: float
     end: float
-    seconds: float
-    prefill: Work | None
-    tokens: int
+    prefill: Work | None = None
+    tokens: int = 0
+    """Prompt tokens, in prefill."""
+    load_seconds: float = 0.0
+    """Before the first chunk, for what comes from the host tier."""
+    count: int = 0
+    """Decode steps."""
+    first: float = 0.0
+    """Seconds of the first of them."""
+    slope: float = 0.0
+    """Seconds by which each is longer than the one before, as contexts grow."""
+
+    def decode_seconds(self, count: int) -> float:
+        """Of the first `count` steps."""
+        return count * self.first + self.slope * (count * (count - 1) / 2)
 
 
 class Replica:
     """Model of one replica. Callers pass a time that never goes back, and `advance` to it before anything else."""
 
-    def __init__(self, hardware: Hardware, limits: Limits) -> None:
+    def __init__(
+        self,
+        hardware: Hardware,
+        limits: Limits,
+        *,
+        bulk: bool = False,
+        observer: Callable[[Work, float], None] | None = None,
+    ) -> None:
+        """`observer` is told when a request's prefill begins, its first token is there, and it is done.
+
+        It is called in the middle of a step, so it must not call the replica back.
+        """
         self.limits = limits
-        self.cache = PrefixCache(limits.kv_tokens // limits.page_size)
+        self.hardware = hardware
+        """May be exchanged for another; steps under way are not changed."""
+        self.cache = PrefixCache(limits.kv_tokens // limits.page_size, limits.host_tokens // limits.page_size)
         self.totals = Totals()
         self.waiting: deque[Work] = deque()
         self.running: list[Work] = []
@@ -116,7 +157,8 @@ class Replica:
         self.paused = False
         self.last_step_seconds = 0.0
         """Time of the last decode step; 0 when none has run."""
-        self._hardware = hardware
+        self._bulk = bulk
+        self._observer = observer
         self._prefilling: Work | None = None
         self._step: _Step | None = None
 
@@ -168,11 +210,15 @@ class Replica:
         self.waiting.append(work)
         if self._step is None:
             self._begin(now)
+        elif self._bulk and self._step.prefill is None and len(self.waiting) == 1:
+            self._cut(now)
 
     def abort(self, work: Work, now: float) -> None:
         """Ends a request early and frees what it held; its tokens so far stay cached. Nothing when it has ended."""
         if work.stage in (Stage.DONE, Stage.ABORTED):
             return
+        if self._bulk and self._step is not None:
+            self._cut(now)
         if work.stage is Stage.WAITING:
             self.waiting.remove(work)
         else:
@@ -211,26 +257,81 @@ class Replica:
             return
         if self._prefilling is None:
             self._prefilling = self._admit(now)
-        work = self._prefilling
-        if work is not None:
-            tokens = min(CHUNK_TOKENS, work.prompt_tokens - work.prefilled_tokens)
-            seconds = self._hardware.prefill_seconds(tokens, work.prefilled_tokens)
-            self._step = _Step(now + seconds, seconds, work, tokens)
+        if self._prefilling is not None:
+            self._step = self._prefill_step(self._prefilling, now)
         elif self.running:
-            batch = len(self.running)
-            context = sum(work.context_tokens for work in self.running) / batch
-            seconds = self._hardware.token_seconds(batch, context)
-            self._step = _Step(now + seconds, seconds, None, batch)
+            self._step = self._decode_step(now)
+
+    def _prefill_step(self, work: Work, now: float) -> _Step:
+        rest, prefix = work.prompt_tokens - work.prefilled_tokens, work.prefilled_tokens
+        load = work.host_tokens / self.limits.load_back_tokens_per_s if prefix == work.cached_tokens else 0.0
+        if self._bulk:
+            return _Step(now, now + load + self.hardware.prefill.seconds(rest, prefix), work, rest, load)
+        tokens = min(CHUNK_TOKENS, rest)
+        return _Step(now, now + load + self.hardware.prefill_seconds(tokens, prefix), work, tokens, load)
+
+    def _decode_step(self, now: float) -> _Step:
+        running = self.running
+        batch = len(running)
+        context = sum([work.prefilled_tokens + work.produced for work in running]) / batch
+        first, slope, straight_to = self.hardware.token_line(batch, context)
+        step = _Step(now, now + first, count=1, first=first, slope=slope)
+        if self._bulk:
+            step.count = min([work.output_tokens - work.produced for work in running])
+            if context + step.count > straight_to:
+                step.count = min(step.count, int(straight_to - context) + 1)
+            step.end = now + step.decode_seconds(step.count)
+        return step
+
+    def settle(self, now: float) -> None:
+        """Books what is complete by `now` of a step in bulk, so that counts can be read."""
+        step = self._step
+        if step is None:
+            return
+        if step.prefill is not None:
+            self._settle_prefill(step, step.prefill, now)
+        elif step.count > 1:
+            done = min(step.count - 1, _steps(step, now - step.start))
+            if done > 0:
+                seconds = step.decode_seconds(done)
+                self._decoded(step, done, step.start + seconds)
+                step.start += seconds
+                step.first += done * step.slope
+                step.count -= done
+
+    def _settle_prefill(self, step: _Step, work: Work, now: float) -> None:
+        while step.tokens > CHUNK_TOKENS:
+            seconds = step.load_seconds + self.hardware.prefill_seconds(CHUNK_TOKENS, work.prefilled_tokens)
+            if step.start + seconds > now:
+                return
+            self._computed(work, CHUNK_TOKENS, seconds)
+            step.start += seconds
+            step.tokens -= CHUNK_TOKENS
+            step.load_seconds = 0.0
+
+    def _cut(self, now: float) -> None:
+        """Lets a step in bulk end at the first boundary from `now` on."""
+        self.settle(now)
+        step = self._step
+        assert step is not None
+        if step.prefill is not None:
+            if step.tokens > CHUNK_TOKENS:
+                step.tokens = CHUNK_TOKENS
+                chunk = self.hardware.prefill_seconds(CHUNK_TOKENS, step.prefill.prefilled_tokens)
+                step.end = step.start + step.load_seconds + chunk
+        elif step.count > 1:
+            step.count = 1
+            step.end = step.start + step.first
 
     def _complete(self, step: _Step) -> None:
         self._step = None
-        if step.prefill is not None:
-            self.totals.prefill_tokens += step.tokens
-            self.totals.prefill_seconds += step.seconds
-            if step.prefill is self._prefilling:
-                self._prefilled(step.prefill, step.tokens, step.end)
+        work = step.prefill
+        if work is None:
+            self._decoded(step, step.count, step.end)
         else:
-            self._decoded(step)
+            self._computed(work, step.tokens, step.end - step.start)
+            if work is self._prefilling and work.prefilled_tokens == work.prompt_tokens:
+                self._prefilled(work, step.end)
         self._begin(step.end)
 
     def _admit(self, now: float) -> Work | None:
@@ -244,12 +345,22 @@ class Replica:
         work = self.waiting[0]
         page = self.limits.page_size
         # At least one token of the prompt is always computed: its logits give the first output token.
-        node, cached = self.cache.match(work.pages, min((work.prompt_tokens - 1) // page, len(work.pages)))
+        limit = min((work.prompt_tokens - 1) // page, len(work.pages))
+        node, cached = self.cache.match(work.pages, limit)
         needed = -(-(work.prompt_tokens + work.output_tokens) // page) - cached
         self.cache.pin(node)
         if not self.cache.allocate(needed):
             self.cache.unpin(node)
             return None
+        if limit > cached and self.limits.host_tokens:
+            lowest, found = self.cache.match_host(node, cached, work.pages, limit)
+            if found > cached:
+                self.cache.load_back(lowest)
+                self.cache.pin(lowest)
+                self.cache.unpin(node)
+                work.host_tokens = (found - cached) * page
+                needed -= found - cached
+                node, cached = lowest, found
         self.waiting.popleft()
         self.running.append(work)
         work._node, work._pages_held, work._pages_stored = node, needed, cached
@@ -258,38 +369,49 @@ class Replica:
         work.started = now
         self.totals.prompt_tokens += work.prompt_tokens
         self.totals.cached_tokens += work.cached_tokens
+        self.totals.host_tokens += work.host_tokens
+        if self._observer is not None:
+            self._observer(work, now)
         return work
 
-    def _prefilled(self, work: Work, tokens: int, now: float) -> None:
-        work.prefilled_tokens += tokens
-        if work.prefilled_tokens < work.prompt_tokens:
-            return
+    def _computed(self, work: Work, tokens: int, seconds: float) -> None:
+        self.totals.prefill_tokens += tokens
+        self.totals.prefill_seconds += seconds
+        if work is self._prefilling:
+            work.prefilled_tokens += tokens
+
+    def _prefilled(self, work: Work, now: float) -> None:
         self._prefilling = None
         work.stage = Stage.DECODE
         work.first_token = now
         self._store(work, work.prompt_tokens)
-        self._produced(work, now)
+        if self._observer is not None:
+            self._observer(work, now)
+        self._produced(work, 1, now)
 
-    def _decoded(self, step: _Step) -> None:
+    def _decoded(self, step: _Step, count: int, now: float) -> None:
         totals = self.totals
         batch = len(self.running)
-        totals.decode_steps += 1
-        totals.decode_batch += batch
-        totals.decode_batch_squared += batch * batch
-        totals.decode_seconds += step.seconds
-        totals.decode_batch_seconds += batch * step.seconds
-        self.last_step_seconds = step.seconds
+        seconds = step.decode_seconds(count)
+        totals.decode_steps += count
+        totals.decode_batch += count * batch
+        totals.decode_batch_squared += count * batch * batch
+        totals.decode_seconds += seconds
+        totals.decode_batch_seconds += batch * seconds
+        self.last_step_seconds = step.first + (count - 1) * step.slope
         for work in tuple(self.running):
-            self._produced(work, step.end)
+            self._produced(work, count, now)
 
-    def _produced(self, work: Work, now: float) -> None:
-        work.produced += 1
-        self.totals.output_tokens += 1
+    def _produced(self, work: Work, count: int, now: float) -> None:
+        work.produced += count
+        self.totals.output_tokens += count
         if work.produced >= work.output_tokens:
             self._leave(work)
             work.stage = Stage.DONE
             work.finished = now
             self.totals.finished += 1
+            if self._observer is not None:
+                self._observer(work, now)
 
     def _leave(self, work: Work) -> None:
         """Takes a request out of the batch, keeping its full pages in the tree."""
@@ -308,8 +430,23 @@ class Replica:
         handed = count - work._pages_stored
         old = work._node
         assert old is not None
-        work._node = self.cache.insert(work.pages, count, handed)
+        work._node = self.cache.insert(work.pages, count, handed, old, work._pages_stored)
         self.cache.pin(work._node)
         self.cache.unpin(old)
         work._pages_held -= handed
         work._pages_stored = count
+
+
+def _steps(step: _Step, seconds: float) -> int:
+    """How many whole decode steps fit into `seconds`."""
+    half = step.slope / 2
+    if half * step.count < 1e-9 * step.first:
+        count = int(seconds / step.first)
+    else:  # count * first + half * count * (count - 1) = seconds
+        linear = step.first - half
+        count = int((sqrt(linear * linear + 4 * half * seconds) - linear) / (2 * half))
+    while count > 0 and step.decode_seconds(count) > seconds:
+        count -= 1
+    while step.decode_seconds(count + 1) <= seconds:
+        count += 1
+    return count

@@ -17,7 +17,8 @@ Decided once for the whole router:
   request in others), `x-request-id`, `x-correlation-id`, `previous_response_id`.
 """
 
+from router.identity.fingerprint import chain
 from router.identity.identity import Identity, IdentityRules
 from router.identity.rules import DEFAULT_RULES, BodyRule, HeaderRule, Rule, parse_rules
 
-__all__ = ["DEFAULT_RULES", "BodyRule", "HeaderRule", "Identity", "IdentityRules", "Rule", "parse_rules"]
+__all__ = ["DEFAULT_RULES", "BodyRule", "HeaderRule", "Identity", "IdentityRules", "Rule", "chain", "parse_rules"]

@@ -9,7 +9,7 @@ from hashlib import blake2b
 import msgspec
 
 from router.identity.body import ERRORS, BodyReader, string
-from router.identity.fingerprint import chain, fingerprint
+from router.identity.fingerprint import fingerprint
 from router.identity.rules import DEFAULT_RULES, BodyRule, HeaderRule, Rule
 
 DIGEST_BYTES = 16
@@ -107,7 +107,6 @@ class IdentityRules:
         content_type: bytes,
         *,
         want_fingerprint: bool = False,
-        want_blocks: bool = False,
     ) -> Identity:
         """Complete what `from_headers` gave from the body, and return it.
 
@@ -116,8 +115,6 @@ class IdentityRules:
         """
         if identity.encoded or (content_type and b"json" not in content_type.lower()):
             return identity
-        if want_blocks:
-            identity.blocks = chain(body)
         head = self._reader.read(body)
         if head is None:
             return identity

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 from typing import TYPE_CHECKING
 
-from policies.balancer import Lease, NoReplica
+from policies.balancer import NoReplica
+from policies.lease import Lease
 from policies.types import OUTCOMES, Cause, Phase, Replica, Request, State, Usage
 from router import errors
 from router.errors import Refusal
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from router.identity import Identity
     from router.proxy.downstream import Downstream
     from router.proxy.proxy import Proxy
+
+log = logging.getLogger("warmroute.proxy")
 
 BYTES_PER_TOKEN = 4
 """Of a JSON prompt in English and code; only the router's guess until usage is reported."""
@@ -126,20 +130,15 @@ class Exchange:
         if look and self.body_bytes and guard.is_conversation(self.path):
             if len(self.body) > 1:
                 self.body = [b"".join(self.body)]
-            identity = proxy.identity.from_body(
-                identity,
-                self.body[0],
-                self.content_type,
-                want_fingerprint=wants.fingerprint or identity.key is None,
-                want_blocks=wants.blocks,
-            )
+            identity = proxy.look_into(identity, self.body[0], self.content_type, self.received_at)
         self.identity = identity
         request = self.request
         request.key = identity.key
         request.parent = identity.parent
         request.fingerprint = identity.fingerprint
         request.blocks = identity.blocks
-        request.prompt_tokens = self.body_bytes // BYTES_PER_TOKEN
+        request.turn = self.body_bytes > 0 and guard.is_turn(self.path)
+        request.prompt_tokens = self.body_bytes // BYTES_PER_TOKEN if request.turn else 0
 
     def _dispatch(self) -> None:
         proxy = self.proxy
@@ -148,6 +147,10 @@ class Exchange:
             lease = proxy.balancer.acquire(self.request, now)
         except NoReplica as none:
             self.refuse(errors.QUEUE_FULL if self.why in _BUSY else errors.NO_REPLICA[none.reason])
+            return
+        except Exception:  # a client must not wait for what will never come
+            log.exception("placing a request failed in a way it should not")
+            self.refuse(errors.INTERNAL)
             return
         self.lease = lease
         self.tries += 1

@@ -143,6 +143,11 @@ def is_repeatable(method: bytes, path: str) -> bool:
     return method in _REPEATABLE_METHODS or _unprefixed(path) in REPEATABLE_PATHS
 
 
+def is_turn(path: str) -> bool:
+    """Whether the engine prefills what the body holds of a conversation, and keeps it."""
+    return is_conversation(path) and not path.endswith("count_tokens")
+
+
 def is_conversation(path: str) -> bool:
     """Whether the body may hold a turn of a conversation."""
     return _unprefixed(path) in CONVERSATION_PATHS

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from policies.balancer import Balancer, Lease
+from policies import cost
+from policies.balancer import Balancer
+from policies.lease import Lease
 from policies.policy import Policy
 from policies.types import Needs, Outcome, Replica, Usage
-from router.identity import IdentityRules
+from router.identity import Identity, IdentityRules, chain
 from router.logs import AccessLog
 from router.metrics import Metrics
 from router.proxy.budget import RetryBudget
@@ -21,6 +23,7 @@ from router.proxy.downstream import Downstream
 from router.proxy.exchange import Exchange
 from router.proxy.upstream import Upstream
 from router.settings import Settings
+from router.spread import Spread
 
 log = logging.getLogger("warmroute.proxy")
 
@@ -43,9 +46,10 @@ class Health(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class Wants:
-    """What a policy needs, as plain booleans: asking a Flag costs more than looking at a body's head."""
+    """What the policies need, as plain booleans: asking a Flag costs more than looking at a body's head."""
 
     policy: Policy
+    shadow: Policy | None
     session: bool
     fingerprint: bool
     blocks: bool
@@ -53,10 +57,10 @@ class Wants:
     """The body's head is looked at in every request."""
 
 
-def _wants(policy: Policy) -> Wants:
-    needs = policy.needs
+def _wants(policy: Policy, shadow: Policy | None) -> Wants:
+    needs = policy.needs if shadow is None else policy.needs | shadow.needs
     fingerprint, blocks = Needs.FINGERPRINT in needs, Needs.BLOCKS in needs
-    return Wants(policy, Needs.SESSION in needs, fingerprint, blocks, fingerprint or blocks)
+    return Wants(policy, shadow, Needs.SESSION in needs, fingerprint, blocks, fingerprint or blocks)
 
 
 class Proxy:
@@ -95,7 +99,8 @@ class Proxy:
         self.loop: asyncio.AbstractEventLoop
         self.clock: Callable[[], float] = time.monotonic
         """The clock of everything here; uvloop's own is the same one, but counts whole milliseconds."""
-        self._wants = _wants(balancer.policy)
+        self.spread = Spread()
+        self._wants = _wants(balancer.policy, balancer.shadow)
         self._prefix = os.urandom(6).hex().encode()
         self.name = b"warmroute-" + self._prefix
         """What it calls itself to replicas, in `via`: by it a request that comes back is known."""
@@ -150,12 +155,23 @@ class Proxy:
         for replica in self.balancer.replicas.values():
             if isinstance(replica.address, Upstream):
                 replica.address.sweep(now)
+        self.spread.sample([cost.requests(replica, now) for replica in self.balancer.ready], now)
 
     def wants(self) -> Wants:
-        """What the policy in charge needs."""
-        if self._wants.policy is not self.balancer.policy:
-            self._wants = _wants(self.balancer.policy)
-        return self._wants
+        """What the policy in charge needs, and the one in its shadow."""
+        wants, balancer = self._wants, self.balancer
+        if wants.policy is not balancer.policy or wants.shadow is not balancer.shadow:
+            self._wants = wants = _wants(balancer.policy, balancer.shadow)
+        return wants
+
+    def look_into(self, identity: Identity, body: bytes, content_type: bytes, now: float) -> Identity:
+        """Complete what the headers told from the body, as far as the policies want it; returned."""
+        wants = self.wants()
+        if wants.blocks and not identity.encoded:
+            identity.blocks = chain(body)
+        if identity.key is None or (wants.fingerprint and self.balancer.unsure(identity.key, identity.blocks, now)):
+            return self.identity.from_body(identity, body, content_type, want_fingerprint=wants.fingerprint)
+        return identity
 
     def new_identifier(self) -> bytes:
         """A request id: unique to this process by its prefix."""

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from router import errors
 from router.configuration import masked
 from router.settings import Settings
-from tests.fakes.process import ROOT, Process, free_port
+from tests.fakes.process import ROOT, MakeRun, Process, alive
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LIMIT_S = 20
@@ -163,27 +157,7 @@ def test_what_is_told_in_words_is_so(words: str, key: str, value: float) -> None
     assert SETTINGS[key] == value
 
 
-def test_refusals_are_those_documented() -> None:
-    """The table of codes against every refusal that the router can make."""
-    made = {value.reason for value in vars(errors).values() if isinstance(value, errors.Refusal)}
-    made |= {refusal.reason for refusal in errors.NO_REPLICA.values()} | {errors.malformed("").reason}
-    table = OPERATIONS.partition("| code | status")[2].partition("## Stopping")[0]
-    rows = re.findall(r"^\| (`.*?) \| *(.*?) *\|", table, re.M)
-    assert {name for names, _ in rows for name in re.findall(r"`(\w+)`", names)} == made
-
-
 # The first steps
-
-
-@contextmanager
-def started(log: Path) -> Iterator[tuple[Process, int, int]]:
-    """What `make run` starts, on free ports; with its two ports."""
-    port, admin_port = free_port(), free_port()
-    environment = {"PORT": str(port), "ADMIN_PORT": str(admin_port)}
-    command = ["env", "-u", "REPLICAS", *[f"{name}={value}" for name, value in environment.items()]]
-    with Process([*command, sys.executable, ROOT / "scripts/run.py"], log) as process:
-        process.wait_ok(f"http://127.0.0.1:{admin_port}/readyz", LIMIT_S)
-        yield process, port, admin_port
 
 
 def curl(text: str) -> list[str]:
@@ -192,26 +166,11 @@ def curl(text: str) -> list[str]:
     return shlex.split(found.replace("\\\n", " "))
 
 
-def alive(pid: int) -> bool:
-    """Whether a process still runs; one that only waits to be reaped does not."""
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def children(pid: int) -> set[int]:
-    """Of a process, with their own."""
-    found = set()
-    for task in (Path("/proc") / str(pid) / "task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            found |= {child} | children(child)
-    return found
-
-
 def test_the_session_stays_and_nothing_is_left_behind(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    with started(tmp_path / "log") as (process, port, admin_port):
+    with MakeRun(tmp_path / "log") as process:
+        process.wait_ready()
+        port, admin_port = process.port, process.admin_port
         printed = "\n".join(process.lines)
         assert f"admin on http://127.0.0.1:{admin_port}" in printed
         command = curl(readme)
@@ -229,7 +188,7 @@ def test_the_session_stays_and_nothing_is_left_behind(tmp_path: Path) -> None:
         assert lines[0]["replica"] == lines[1]["replica"], "the session stays"
         replicas = httpx.get(f"http://127.0.0.1:{admin_port}/replicas", trust_env=False).json()["replicas"]
         assert [replica["state"] for replica in replicas] == ["ready"] * 3
-        family = children(process.pid)
+        family = process.family()
         assert len(family) >= 2, "the router and the emulator"
         process.signal(signal.SIGTERM)  # as a supervisor does; Ctrl-C is in tests/test_docs.py
         assert process.wait_end(LIMIT_S) == 0
@@ -240,16 +199,3 @@ def until_lines(process: Process, count: int) -> list[str]:
     """So many lines of the access log, waited for."""
     process.wait_line(lambda _: sum(line.startswith('{"time"') for line in process.lines) >= count, LIMIT_S)
     return [line for line in process.lines if line.startswith('{"time"')]
-
-
-def test_run_says_when_a_port_is_taken(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        environment = os.environ | {"PORT": str(port), "ADMIN_PORT": str(free_port()), "REPLICAS": "http://127.0.0.1:9"}
-        command = [sys.executable, ROOT / "scripts/run.py"]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=tmp_path
-        )
-    assert done.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -240,3 +240,23 @@ async def test_the_form_for_people(logged: Make) -> None:
     log.write(usage=Usage(100, 64, 7))
     line = (await asyncio.to_thread(os.read, log.reader, 65_536)).decode()
     assert re.fullmatch(r"\d\d:\d\d:\d\d - GET /v1/models -> - 1\.000s 64/100 tokens cached\n", line)
+
+
+@pytest.mark.parametrize(
+    ("tries", "failed", "told"),
+    [
+        (1, None, "-> b (home_lost) 0.250s\n"),
+        (2, "reset", "-> b (home_lost), 2 tried, failed: reset 0.250s\n"),
+    ],
+)
+def test_the_form_for_people_tells_of_other_tries(tries: int, failed: str | None, told: str) -> None:
+    line = Line(0, "", "POST", "/v1/models", "done", "body", tries, 0.25, 0, 0, replica="b", reason="home_lost")
+    line.failed = failed
+    assert logs.text(line).decode().endswith(told)
+
+
+def test_the_form_for_people_tells_why_nobody_served_it() -> None:
+    line = Line(0, "", "POST", "/", "upstream", "queue", 2, 0.25, 0, 0, status=503, refusal="all_failed")
+    line.failed = "connect"
+    told = "503 POST / -> -, 2 tried, failed: connect 0.250s refused: all_failed ended by upstream in queue\n"
+    assert logs.text(line).decode().endswith(told)

@@ -19,7 +19,7 @@ import yaml
 from router.logs import Line
 from sim.emulator import Emulator, EmulatorConfig
 from tests.fakes.client import RawClient, get
-from tests.fakes.process import ROOT, Router, free_port
+from tests.fakes.process import ROOT, Process, Router, free_port
 from tests.fakes.replica import FakeReplica
 from tests.fakes.waiting import until
 
@@ -269,6 +269,37 @@ async def test_during_the_delay_new_clients_are_served_and_told_to_close(start: 
     assert await asyncio.to_thread(router.wait_end, LIMIT_S) == 0
 
 
+# Open files
+
+
+@pytest.mark.parametrize(
+    ("settings", "level", "told"),
+    [
+        ("", "info", "room for 110 client connections, with 256 open files allowed (ulimit -Hn)"),
+        (
+            "limits: {connections: 5000}",
+            "warning",
+            "limits.connections is 5000, but the 256 open files that the system allows have room for 110: "
+            "raise its limit (ulimit -Hn) or lower the setting",
+        ),
+        ("limits: {connections: 110}", None, ""),
+    ],
+    ids=["by default", "as set", "enough"],
+)
+def test_few_open_files_alarm_only_those_who_asked_for_more(
+    settings: str, level: str | None, told: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(settings)
+    flags = ["serve", "--port", "0", "--admin-port", "0", "--replica", "http://127.0.0.1:9", "--config", str(config)]
+    limited = ["sh", "-c", 'ulimit -n 256 && exec "$@" 2>&1', "sh", str(WARMROUTE)]
+    with Process([*limited, *flags], tmp_path / "log") as process:
+        process.wait_line(lambda line: "warmroute listens on" in line, LIMIT_S)
+        lines = [json.loads(line) for line in process.lines]
+    about = [line for line in lines if "open files" in line["message"]]
+    assert [(line["level"], line["message"]) for line in about] == ([(level, told)] if level else [])
+
+
 # Commands that end by themselves; more of it in tests/router/test_cli.py
 
 
@@ -317,5 +348,5 @@ def test_a_reader_that_has_gone_is_no_fault(command: list[str]) -> None:
 
 def test_the_list_of_policies_is_json_with_defaults() -> None:
     listed = {each["policy"]: each["parameters"] for each in json.loads(warmroute("policies", "--json").stdout)}
-    assert listed["session_affinity"] == {"tie_s": 0.15}
+    assert listed["session_affinity"]["hysteresis_s"] == 1.0
     assert listed["round_robin"] == {}

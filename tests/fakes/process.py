@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -100,6 +101,10 @@ class Process:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.log.name} has not ended within {limit_s} s\n{self.tail()}") from None
 
+    def family(self) -> set[int]:
+        """The processes it has started, and theirs, at the moment. Needs /proc."""
+        return _children(self.pid)
+
     def stop(self, limit_s: float = 15) -> None:
         """SIGTERM to the process alone, then SIGKILL to what is left of its session. A second call does nothing."""
         if self.alive:
@@ -123,6 +128,36 @@ class Process:
                 with self._changed:
                     self.lines.append(raw.decode(errors="replace").rstrip("\n"))
                     self._changed.notify_all()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process still runs; one that only waits to be reaped does not."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _children(pid: int) -> set[int]:
+    found = set()
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        for task in (Path("/proc") / str(pid) / "task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found |= {child} | _children(child)
+    return found
+
+
+class MakeRun(Process):
+    """What `make run` starts, on free ports, before emulated replicas."""
+
+    def __init__(self, log: Path) -> None:
+        self.port, self.admin_port = free_port(), free_port()
+        environment = [f"PORT={self.port}", f"ADMIN_PORT={self.admin_port}"]
+        super().__init__(["env", "-u", "REPLICAS", *environment, sys.executable, ROOT / "scripts/run.py"], log)
+
+    def wait_ready(self) -> None:
+        """Wait until the router takes requests."""
+        self.wait_ok(f"http://127.0.0.1:{self.admin_port}/readyz", 20)
 
 
 class Router(Process):

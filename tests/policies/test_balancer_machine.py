@@ -1,11 +1,13 @@
-"""Any order of joins, leaves, returns, leases and their ends, under any policy: the books must balance.
+"""Any order of joins, leaves, returns, leases and their ends, under any policies: the books must balance.
 
 The machine keeps books of its own, from nothing but what it did, and compares them after every step.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from math import isfinite
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,10 +23,12 @@ from hypothesis.stateful import (
     rule,
 )
 
-from policies.balancer import Balancer, Lease, NoReplica
-from policies.directory import MAX_BRANCHES, Directory
+from policies.balancer import Balancer, NoReplica
+from policies.directory import MAX_BRANCHES, MAX_HOMES, Branch, Directory
 from policies.events import Finished, ReplicaAdded, ReplicaRemoved, Routed
+from policies.lease import Lease
 from policies.registry import POLICIES, make
+from policies.residency import Home
 from policies.types import Cause, Load, Outcome, Phase, Reason, Replica, Request, State, Usage
 from tests.fakes.recorder import Recorder
 
@@ -32,9 +36,12 @@ ROOM = 3
 """Sessions the directory holds; fewer than the keys below, so that it is always evicting."""
 
 _ids = st.sampled_from(["a", "b", "c", "d"])
-_keys = st.none() | st.sampled_from([b"u", b"v", b"w", b"x", b"y"])
+KEYS = (b"u", b"v", b"w", b"x", b"y")
+_keys = st.none() | st.sampled_from(KEYS)
 _prints = st.integers(0, 2)
-_tokens = st.integers(0, 60_000) | st.sampled_from([0, 10**12])
+_paths = st.none() | st.lists(st.integers(0, 1), max_size=4)
+"""A request's place in the tree of its conversation: at each step it goes one of two ways. None: nobody looked."""
+_tokens = st.integers(0, 60_000) | st.sampled_from([0, 10**8])
 _outcomes = st.builds(Outcome, st.sampled_from(Cause), st.sampled_from(Phase))
 _usages = st.none() | st.builds(
     Usage,
@@ -45,6 +52,17 @@ _usages = st.none() | st.builds(
 _figures = st.none() | st.integers(0, 10**6)
 
 
+def _blocks(fingerprint: int, path: list[int] | None) -> tuple[int, ...]:
+    """Chained: what parts once never meets again."""
+    if path is None:
+        return ()
+    blocks, link = [], fingerprint
+    for way in path:
+        link = 3 * link + 1 + way
+        blocks += [link << 8 | n for n in range(4)]
+    return tuple(blocks)
+
+
 @dataclass(eq=False)
 class Entry:
     """One open lease in the machine's own books."""
@@ -52,6 +70,7 @@ class Entry:
     lease: Lease
     replica: Replica
     pending: int
+    begun: bool = False
 
 
 class BalancerMachine(RuleBasedStateMachine):
@@ -67,7 +86,7 @@ class BalancerMachine(RuleBasedStateMachine):
         self.gone: list[Replica] = []
         self.served: dict[Replica, int] = {}
         self.entries: list[Entry] = []
-        self.finished = self.routed = 0
+        self.finished = self.routed = self.asked = 0
 
     def _tick(self) -> float:
         self.now += 1.0
@@ -128,8 +147,15 @@ class BalancerMachine(RuleBasedStateMachine):
         self, data: st.DataObject, running: int | None, waiting: int | None, tokens: int | None, speed: float | None
     ) -> None:
         replica = self.fleet[data.draw(st.sampled_from(sorted(self.fleet)))]
-        at = self.now - data.draw(st.sampled_from([0.0, 5.0, 1000.0]))
-        load = Load(at=at, running=running, waiting=waiting, waiting_tokens=tokens, prefill_tokens_per_s=speed)
+        load = Load(
+            at=self.now - data.draw(st.sampled_from([0.0, 5.0, 1000.0])),
+            running=running,
+            waiting=waiting,
+            waiting_tokens=tokens,
+            capacity_tokens=data.draw(st.sampled_from([None, 0, 50_000, 200_000])),
+            host_capacity_tokens=data.draw(st.sampled_from([None, 300_000])),
+            prefill_tokens_per_s=speed,
+        )
         self.balancer.report(replica, load, self._tick())
         mine = [e for e in self.entries if e.replica is replica]
         assert (load.own_running, load.own_tokens) == (len(mine), sum(e.pending for e in mine))
@@ -149,20 +175,58 @@ class BalancerMachine(RuleBasedStateMachine):
         self.balancer.report(replica, Load(at=self.now, running=1), self.now)
         self.balancer.cache_cleared(replica, self.now)
 
+    def _homes(self) -> list[tuple[Branch, Home, int]]:
+        return [(b, h, h.tokens) for k in KEYS for b in self.balancer.directory.branches(k, self.now) for h in b.homes]
+
     @rule(name=st.sampled_from(sorted(POLICIES)))
     def switch(self, name: str) -> None:
-        homes = {k: list(self.balancer.directory.homes(k, self.now)) for k in (b"u", b"v", b"w", b"x", b"y")}
+        homes = self._homes()
+        counted = dict(self.balancer.disagreements)
         self.recorder = Recorder(make(name))
         self.finished = self.routed = 0
         self.balancer.switch(self.recorder, self.now)
-        assert homes == {k: self.balancer.directory.homes(k, self.now) for k in homes}
+        assert homes == self._homes()
+        assert self.balancer.disagreements == counted
+
+    @rule(name=st.none() | st.sampled_from(sorted(POLICIES)))
+    def run_shadow(self, name: str | None) -> None:
+        homes = self._homes()
+        self.balancer.run_shadow(None if name is None else make(name), self.now)
+        self.asked = 0
+        assert homes == self._homes()
 
     # Requests
 
-    @rule(target=open_leases, key=_keys, fingerprint=_prints, prompt=_tokens, failed=st.sets(_ids, max_size=2))
-    def acquire(self, key: bytes | None, fingerprint: int, prompt: int, failed: set[str]) -> object:
+    @rule(
+        target=open_leases,
+        key=_keys,
+        parent=_keys,
+        fingerprint=_prints,
+        prompt=_tokens,
+        path=_paths,
+        failed=st.sets(_ids, max_size=2),
+    )
+    def acquire(
+        self,
+        key: bytes | None,
+        parent: bytes | None,
+        fingerprint: int,
+        prompt: int,
+        path: list[int] | None,
+        failed: set[str],
+    ) -> object:
         tried = tuple(self.fleet[i] for i in sorted(failed) if i in self.fleet)
-        return self._acquire(Request(key=key, fingerprint=fingerprint, prompt_tokens=prompt, failed=tried))
+        blocks = _blocks(fingerprint, path)
+        self._ask_whether_unsure(key, blocks)
+        return self._acquire(Request(key, parent, fingerprint, prompt, blocks, failed=tried))
+
+    def _ask_whether_unsure(self, key: bytes | None, blocks: tuple[int, ...]) -> None:
+        unsure = self.balancer.unsure(key, blocks, self.now)
+        assert unsure is self.balancer.unsure(key, blocks, self.now)
+        if key is None or len(branches := self.balancer.directory.branches(key, self.now)) != 1:
+            assert unsure
+        else:
+            assert unsure or (blocks and not branches[0].open)
 
     @rule(target=open_leases, entry=consumes(open_leases))
     def redispatch(self, entry: Entry) -> object:
@@ -187,8 +251,16 @@ class BalancerMachine(RuleBasedStateMachine):
         assert any(lease.replica is r for r in allowed)
         assert choice.reason in set(Reason)
         assert choice.wait_s >= 0.0
+        assert isfinite(choice.wait_s)
+        assert isfinite(choice.prefill_s)
+        assert 0 <= choice.resident_tokens <= max(0, request.prompt_tokens)
         assert all(any(home.replica is r for r in allowed) for home in request.residents)
-        assert request.known or not request.residents
+        assert len({id(home.replica) for home in request.residents}) == len(request.residents)
+        assert [home.own for home in request.residents] == sorted((h.own for h in request.residents), reverse=True)
+        assert all(0 <= home.gpu_tokens <= home.tokens for home in request.residents)
+        assert request.known or request.parent or not request.residents
+        assert (lease.branch is None) is (request.key is None)
+        self.asked += self.balancer.shadow is not None
         self.served[lease.replica] += 1
         self.routed += 1
         entry = Entry(lease, lease.replica, max(0, request.prompt_tokens - choice.resident_tokens))
@@ -208,6 +280,7 @@ class BalancerMachine(RuleBasedStateMachine):
         """Once or more often."""
         entry.lease.first_token(self._tick())
         entry.pending = 0
+        entry.begun = True
 
     @rule(target=closed_leases, entry=consumes(open_leases), outcome=_outcomes, usage=_usages)
     def finish(self, entry: Entry, outcome: Outcome, usage: Usage | None) -> Entry:
@@ -225,6 +298,10 @@ class BalancerMachine(RuleBasedStateMachine):
         entry.lease.first_token(self._tick())
         entry.lease.finish(outcome, usage, self.now)
 
+    @rule(key=st.sampled_from(KEYS))
+    def forget(self, key: bytes) -> None:
+        self.balancer.directory.forget(key)
+
     @rule(seconds=st.sampled_from([15.0, 100.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
@@ -238,6 +315,12 @@ class BalancerMachine(RuleBasedStateMachine):
             assert replica.in_flight == len(mine)
             assert replica.prefill_tokens == sum(e.pending for e in mine)
             assert replica.served == served
+            assert replica.pending == sum(not e.begun for e in mine)
+            expected = sum(e.lease.choice.prefill_s for e in mine if not e.begun)
+            assert replica.pending_s == pytest.approx(expected, abs=1e-6)
+            if all(e.begun for e in mine):
+                assert replica.pending_s == 0.0
+                assert replica.prefill_ends <= self.now + 1e-6
 
     @invariant()
     def only_the_ready_are_candidates(self) -> None:
@@ -249,10 +332,47 @@ class BalancerMachine(RuleBasedStateMachine):
     def the_directory_is_bounded(self) -> None:
         directory = self.balancer.directory
         assert len(directory) <= ROOM
-        for homes in directory._sessions.values():
-            assert 0 < len(homes) <= MAX_BRANCHES
-            assert len({h.fingerprint for h in homes}) == len(homes)
-            assert all(h.tokens >= 0 and h.last_use <= self.now for h in homes)
+        for key, branches in directory._sessions.items():
+            assert 0 < len(branches) <= MAX_BRANCHES
+            assert len(set(branches)) == len(branches)
+            assert [b.last_use for b in branches] == sorted((b.last_use for b in branches), reverse=True)
+            for branch in branches:
+                assert branch.key == key
+                assert branch.last_use <= self.now
+                assert len(branch.homes) <= MAX_HOMES
+                assert len({id(h.replica) for h in branch.homes}) == len(branch.homes)
+                assert all(h.tokens >= 0 and (h.resident or not h.tokens) for h in branch.homes)
+
+    @invariant()
+    def a_branch_is_open_as_long_as_its_leases(self) -> None:
+        open_ = Counter(id(e.lease.branch) for e in self.entries if e.lease.branch is not None)
+        for branches in self.balancer.directory._sessions.values():
+            for branch in branches:
+                assert branch.open == open_[id(branch)] <= 1, "what comes meanwhile is a branch of its own"
+
+    @invariant()
+    def shadows_hold_what_is_remembered_and_nothing_else(self) -> None:
+        """No leaks: each home in a shadow belongs to a remembered branch, and is on that replica."""
+        remembered = {h for bs in self.balancer.directory._sessions.values() for b in bs for h in b.homes}
+        for replica in self.served:
+            cache = replica.cache
+            held = [*cache._gpu, *cache._host]
+            assert set(held) <= remembered
+            assert {h for h in remembered if h.replica is replica and h.resident} == set(held)
+            assert all(h.replica is replica and h.resident for h in held)
+            assert (cache._gpu_sum, cache._host_sum) == tuple(
+                sum(h.counted for h in t) for t in (cache._gpu, cache._host)
+            )
+            assert all(0 <= h.counted <= h.tokens for h in held)
+            assert all(h.on_host is (h in cache._host) for h in held)
+            assert 0.0 <= cache.live(self.now) < float("inf")
+            if not any(replica is r for r in self.fleet.values()):
+                assert not held
+
+    @invariant()
+    def the_shadow_is_asked_for_each_lease_once(self) -> None:
+        assert sum(self.balancer.disagreements.values()) == self.asked
+        assert self.asked == 0 or self.balancer.shadow is not None
 
     @invariant()
     def the_policy_knows_the_fleet(self) -> None:
@@ -273,7 +393,10 @@ class BalancerMachine(RuleBasedStateMachine):
         """When all has ended, nothing is left on any replica that ever was."""
         for entry in list(self.entries):
             self._finish(entry, Outcome(Cause.ROUTER, Phase.BODY), None)
-        assert all(r.in_flight == r.prefill_tokens == 0 for r in self.served)
+        assert all(r.in_flight == r.prefill_tokens == r.pending_s == 0 for r in self.served)
+        for key in KEYS:
+            self.balancer.directory.forget(key)
+        assert all(len(r.cache) == r.cache.held_tokens == 0 for r in self.served)
 
 
 TestBalancer = BalancerMachine.TestCase

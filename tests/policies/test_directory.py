@@ -2,137 +2,157 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.directory import MAX_BRANCHES, Directory
-from policies.types import Home
+from policies.directory import MAX_BRANCHES, STRIDE, Branch, Directory, condense, links, shared
+from policies.residency import Home
+from policies.types import Replica
 
 
-def _homes(directory: Directory, key: bytes, now: float) -> list[tuple[str, int, int]]:
-    return [(h.replica_id, h.fingerprint, h.tokens) for h in directory.homes(key, now)]
+def _branch(key: bytes = b"k", fingerprint: int = 0, now: float = 0.0) -> Branch:
+    return Branch(key, fingerprint, b"", now)
 
 
-def test_an_unknown_session_has_no_home() -> None:
-    assert Directory().homes(b"k", 0.0) == []
+def _put(directory: Directory, key: bytes, now: float, fingerprint: int = 0) -> Branch:
+    branch = _branch(key, fingerprint, now)
+    directory.put(branch, now)
+    return branch
 
 
-def test_a_placed_session_has_one() -> None:
+def _live_on(branch: Branch, replica: Replica, tokens: int, now: float) -> Home:
+    """Give the branch a home there."""
+    home = Home(replica, now)
+    branch.homes.insert(0, home)
+    replica.cache.touch(home, tokens, tokens, now)
+    return home
+
+
+def test_an_unknown_session_has_no_branch() -> None:
+    assert list(Directory().branches(b"k", 0.0)) == []
+
+
+def test_branches_of_a_session_are_kept_apart_the_last_used_first() -> None:
     directory = Directory()
-    directory.place(b"k", 7, "a", 0, 5.0)
-    assert directory.homes(b"k", 5.0) == [Home("a", 0, 5.0, 7)]
+    one, two, three = (_put(directory, b"k", float(n), n) for n in range(3))
+    assert list(directory.branches(b"k", 3.0)) == [three, two, one]
+    directory.put(one, 4.0)
+    assert list(directory.branches(b"k", 4.0)) == [one, three, two]
+    assert [b.last_use for b in (one, two, three)] == [4.0, 1.0, 2.0]
     assert len(directory) == 1
-
-
-def test_a_conversation_placed_again_is_moved_not_doubled() -> None:
-    directory = Directory()
-    directory.place(b"k", 7, "a", 900, 1.0)
-    directory.place(b"k", 7, "b", 0, 2.0)
-    assert directory.homes(b"k", 2.0) == [Home("b", 0, 2.0, 7)]
-
-
-def test_what_is_resident_grows_only_where_the_conversation_lives() -> None:
-    directory = Directory()
-    directory.place(b"k", 7, "a", 0, 1.0)
-    directory.grow(b"k", 7, "b", 500, 2.0)
-    directory.grow(b"k", 8, "a", 500, 2.0)
-    directory.grow(b"other", 7, "a", 500, 2.0)
-    assert directory.homes(b"k", 2.0) == [Home("a", 0, 1.0, 7)]
-    assert len(directory) == 1
-    directory.grow(b"k", 7, "a", 500, 3.0)
-    assert directory.homes(b"k", 3.0) == [Home("a", 500, 3.0, 7)]
 
 
 def test_a_late_word_does_not_turn_time_back() -> None:
     directory = Directory()
-    directory.place(b"k", 7, "a", 0, 5.0)
-    directory.grow(b"k", 7, "a", 500, 4.0)
-    assert directory.homes(b"k", 5.0) == [Home("a", 500, 5.0, 7)]
-
-
-def test_branches_of_a_session_are_kept_apart_latest_first() -> None:
-    directory = Directory()
-    directory.place(b"k", 1, "a", 100, 1.0)
-    directory.place(b"k", 2, "b", 200, 2.0)
-    directory.place(b"k", 3, "a", 300, 3.0)
-    assert _homes(directory, b"k", 3.0) == [("a", 3, 300), ("b", 2, 200), ("a", 1, 100)]
-    directory.place(b"k", 1, "a", 110, 4.0)
-    assert _homes(directory, b"k", 4.0) == [("a", 1, 110), ("a", 3, 300), ("b", 2, 200)]
+    branch = _put(directory, b"k", 5.0)
+    directory.put(branch, 4.0)
+    assert branch.last_use == 5.0
 
 
 def test_branches_are_bounded_and_the_oldest_goes() -> None:
     directory = Directory()
-    for fingerprint in range(MAX_BRANCHES + 3):
-        directory.place(b"k", fingerprint, "a", 1, float(fingerprint))
-    kept = [h.fingerprint for h in directory.homes(b"k", 20.0)]
-    assert kept == list(range(MAX_BRANCHES + 2, 2, -1))
-    assert len(kept) == MAX_BRANCHES
+    all_ = [_put(directory, b"k", float(n), n) for n in range(MAX_BRANCHES + 3)]
+    assert list(directory.branches(b"k", 20.0)) == all_[:2:-1]
+    assert [directory.holds(b) for b in all_] == [False] * 3 + [True] * MAX_BRANCHES
+
+
+def test_of_too_many_branches_one_that_is_idle_goes_first() -> None:
+    directory = Directory()
+    busy = _put(directory, b"k", 0.0)
+    busy.open = 1
+    idle = _put(directory, b"k", 1.0)
+    for n in range(MAX_BRANCHES - 1):
+        _put(directory, b"k", 2.0 + n).open = 1
+    assert directory.holds(busy)
+    assert not directory.holds(idle)
+    newest = _put(directory, b"k", 50.0)
+    assert not directory.holds(busy), "all are busy: the oldest"
+    assert directory.holds(newest)
+    assert len(directory.branches(b"k", 50.0)) == MAX_BRANCHES
 
 
 def test_sessions_are_bounded_and_the_least_recently_used_goes() -> None:
     directory = Directory(max_sessions=2)
-    directory.place(b"x", 0, "a", 1, 1.0)
-    directory.place(b"y", 0, "a", 1, 2.0)
-    directory.place(b"x", 0, "a", 1, 3.0)
-    directory.place(b"z", 0, "a", 1, 4.0)
-    assert directory.homes(b"y", 4.0) == []
-    assert directory.homes(b"x", 4.0)
-    assert directory.homes(b"z", 4.0)
+    x, y = _put(directory, b"x", 1.0), _put(directory, b"y", 2.0)
+    directory.put(x, 3.0)
+    _put(directory, b"z", 4.0)
+    assert [directory.holds(b) for b in (x, y)] == [True, False]
+    assert list(directory.branches(b"y", 4.0)) == []
     assert (len(directory), directory.evicted) == (2, 1)
-
-
-def test_a_session_whose_turn_has_just_ended_is_not_the_first_to_go() -> None:
-    directory = Directory(max_sessions=2)
-    directory.place(b"long", 0, "a", 0, 1.0)
-    directory.place(b"short", 0, "a", 0, 2.0)
-    directory.grow(b"long", 0, "a", 100_000, 300.0)
-    directory.place(b"new", 0, "a", 0, 301.0)
-    assert directory.homes(b"long", 301.0)
 
 
 def test_room_for_one_is_enough() -> None:
     directory = Directory(max_sessions=1)
-    for n in range(5):
-        directory.place(b"%d" % n, 0, "a", 1, float(n))
+    branches = [_put(directory, b"%d" % n, float(n)) for n in range(5)]
     assert len(directory) == 1
-    assert directory.homes(b"4", 5.0)
+    assert list(directory.branches(b"4", 5.0)) == branches[4:]
     assert directory.evicted == 4
 
 
 def test_an_idle_session_is_forgotten_when_next_asked_for() -> None:
     directory = Directory(idle_s=60.0)
-    directory.place(b"k", 0, "a", 1, 100.0)
-    assert directory.homes(b"k", 160.0)
-    assert directory.homes(b"k", 160.1) == []
+    _put(directory, b"k", 100.0)
+    assert directory.branches(b"k", 160.0)
+    assert not directory.branches(b"k", 160.1)
     assert len(directory) == 0
     assert directory.evicted == 0, "forgotten in its own time, not for want of room"
 
 
-def test_a_turn_that_ends_keeps_the_session_from_being_idle() -> None:
+def test_a_session_with_requests_under_way_is_not_idle() -> None:
     directory = Directory(idle_s=60.0)
-    directory.place(b"k", 0, "a", 0, 100.0)
-    directory.grow(b"k", 0, "a", 10, 150.0)
-    assert directory.homes(b"k", 205.0)
+    long = _put(directory, b"k", 0.0)
+    long.open = 1
+    _put(directory, b"k", 1.0)
+    assert len(directory.branches(b"k", 500.0)) == 2
+    long.open = 0
+    assert not directory.branches(b"k", 500.0)
 
 
 def test_one_branch_in_use_keeps_the_whole_session() -> None:
     directory = Directory(idle_s=60.0)
-    directory.place(b"k", 1, "a", 0, 0.0)  # the main thread: a long answer
-    directory.place(b"k", 2, "b", 0, 1.0)  # its title, done at once
-    directory.grow(b"k", 1, "a", 100_000, 90.0)
-    assert _homes(directory, b"k", 91.0) == [("a", 1, 100_000), ("b", 2, 0)]
+    main = _put(directory, b"k", 0.0)
+    _put(directory, b"k", 1.0)
+    directory.put(main, 90.0)
+    assert len(directory.branches(b"k", 140.0)) == 2
 
 
 def test_a_forgotten_session_is_gone() -> None:
     directory = Directory()
-    directory.place(b"k", 0, "a", 1, 0.0)
+    _put(directory, b"k", 0.0)
     assert directory.forget(b"k") is True
     assert directory.forget(b"k") is False
-    assert directory.homes(b"k", 0.0) == []
+    assert not directory.branches(b"k", 0.0)
+
+
+def test_a_home_is_that_of_the_very_replica() -> None:
+    branch = _branch()
+    old, new = Replica("a"), Replica("a")
+    home = _live_on(branch, old, 10, 0.0)
+    assert branch.home_on(old) is home
+    assert branch.home_on(new) is None
+
+
+@pytest.mark.parametrize("how", ["forget", "idle", "room", "branches"])
+def test_what_is_forgotten_takes_no_room_in_any_shadow(how: str) -> None:
+    directory, a, b = Directory(max_sessions=1, idle_s=60.0), Replica("a"), Replica("b")
+    branch = _put(directory, b"k", 0.0)
+    homes = [_live_on(branch, replica, 1_000, 0.0) for replica in (a, b)]
+    if how == "forget":
+        directory.forget(b"k")
+    elif how == "idle":
+        directory.branches(b"k", 100.0)
+    elif how == "room":
+        _put(directory, b"other", 1.0)
+    else:
+        for n in range(MAX_BRANCHES):
+            _put(directory, b"k", 1.0 + n)
+    assert [len(r.cache) for r in (a, b)] == [0, 0]
+    assert [(r.cache.held_tokens, r.cache.live(1.0)) for r in (a, b)] == [(0, 0.0)] * 2
+    assert not any(home.resident or home.tokens for home in homes)
 
 
 @pytest.mark.parametrize("value", [0, -1])
@@ -147,86 +167,129 @@ def test_an_idle_time_that_is_not_positive_is_refused(value: float) -> None:
         Directory(idle_s=value)
 
 
+# Chains
+
+_block = st.integers(0, 2**64 - 1)
+_blocks = st.lists(_block, max_size=60, unique_by=lambda block: block & 0xFFFFFFFF)
+
+
+@given(_blocks)
+def test_every_fourth_block_is_kept(blocks: list[int]) -> None:
+    assert links(condense(blocks)) == len(blocks) // STRIDE
+    assert condense(blocks[: len(blocks) // STRIDE * STRIDE]) == condense(blocks)
+    assert condense(tuple(blocks)) == condense(blocks)
+
+
+@given(_blocks, _blocks, st.integers(0, 60))
+def test_chains_share_the_links_before_they_part(common: list[int], rest: list[int], cut: int) -> None:
+    """As block hashes are chained, what follows a difference differs too."""
+    taken = {block & 0xFFFFFFFF for block in common}
+    rest = [block for block in rest if block & 0xFFFFFFFF not in taken]
+    one, other = common, common[:cut] + rest
+    expected = 0
+    for left, right in zip(one[STRIDE - 1 :: STRIDE], other[STRIDE - 1 :: STRIDE], strict=False):
+        if left != right:
+            break
+        expected += 1
+    assert shared(condense(one), condense(other)) == expected
+    assert shared(condense(other), condense(one)) == expected
+
+
+@given(_blocks, st.integers(0, 60))
+def test_a_chain_shares_all_of_its_beginning(blocks: list[int], cut: int) -> None:
+    whole, beginning = condense(blocks), condense(blocks[:cut])
+    assert shared(whole, beginning) == links(beginning)
+    assert shared(whole, whole) == links(whole)
+    assert shared(whole, b"") == 0
+
+
 # Against a model: every branch of every session in one flat list, in order of use.
 
 ROOM, IDLE_S = 3, 50.0
 
 
-@dataclass
-class _Branch:
-    key: bytes
-    fingerprint: int
-    replica_id: str
-    tokens: int
+@dataclass(eq=False)
+class _Note:
+    branch: Branch
     last_use: float
+    homes: set[str] = field(default_factory=set)
 
 
 class _Model:
     def __init__(self) -> None:
-        self.branches: list[_Branch] = []
+        self.notes: list[_Note] = []
         """Least recently used first."""
 
-    def find(self, key: bytes) -> list[_Branch]:
-        return [b for b in reversed(self.branches) if b.key == key]
+    def of(self, key: bytes) -> list[_Note]:
+        return [n for n in reversed(self.notes) if n.branch.key == key]
 
     def drop(self, key: bytes) -> None:
-        self.branches = [b for b in self.branches if b.key != key]
+        self.notes = [n for n in self.notes if n.branch.key != key]
 
-    def place(self, key: bytes, fingerprint: int, replica_id: str, tokens: int, now: float) -> None:
-        old = next((b for b in self.find(key) if b.fingerprint == fingerprint), None)
-        if old is not None:
-            self.branches.remove(old)
-        self.branches.append(_Branch(key, fingerprint, replica_id, tokens, now))
-        self._bound(key)
-
-    def grow(self, key: bytes, fingerprint: int, replica_id: str, tokens: int, now: float) -> None:
-        old = next((b for b in self.find(key) if (b.fingerprint, b.replica_id) == (fingerprint, replica_id)), None)
-        if old is not None:
-            self.branches.remove(old)
-            self.branches.append(_Branch(key, fingerprint, replica_id, tokens, now))
-
-    def _bound(self, key: bytes) -> None:
-        for extra in self.find(key)[MAX_BRANCHES:]:
-            self.branches.remove(extra)
-        latest = list(dict.fromkeys(b.key for b in reversed(self.branches)))
-        for key in latest[ROOM:]:
+    def put(self, note: _Note, now: float) -> None:
+        if note in self.notes:
+            self.notes.remove(note)
+        note.last_use = now
+        self.notes.append(note)
+        mine = self.of(note.branch.key)
+        if len(mine) > MAX_BRANCHES:
+            idle = [n for n in mine[1:] if not n.branch.open]
+            self.notes.remove(idle[-1] if idle else mine[-1])
+        for key in list(dict.fromkeys(n.branch.key for n in reversed(self.notes)))[ROOM:]:
             self.drop(key)
 
 
 _keys = st.sampled_from([b"u", b"v", b"w", b"x", b"y"])
-_prints = st.integers(0, MAX_BRANCHES + 1)
-_ids = st.sampled_from(["a", "b"])
-_tokens = st.integers(0, 10**12)
 _steps = st.lists(
     st.tuples(
-        st.sampled_from([0.5, 20.0, 60.0]),
+        st.sampled_from([0.5, 0.5, 20.0, 60.0]),
         st.one_of(
-            st.tuples(st.sampled_from(["place", "grow"]), _keys, _prints, _ids, _tokens),
-            st.tuples(st.just("homes"), _keys),
+            st.tuples(st.just("new"), _keys, st.integers(0, 1), st.sampled_from(["", "a", "b", "ab"])),
+            st.tuples(st.just("use"), _keys, st.integers(0, MAX_BRANCHES), st.sampled_from(["", "a"])),
+            st.tuples(st.just("close"), _keys, st.integers(0, MAX_BRANCHES)),
+            st.tuples(st.just("ask"), _keys),
             st.tuples(st.just("forget"), _keys),
         ),
     ),
-    max_size=60,
+    max_size=80,
 )
 
 
 @given(_steps)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_it_agrees_with_the_model(steps: list[tuple[float, tuple[Any, ...]]]) -> None:
     directory, model, now = Directory(ROOM, IDLE_S), _Model(), 0.0
+    replicas = {"a": Replica("a"), "b": Replica("b")}
     for wait, (verb, key, *rest) in steps:
         now += wait
-        if verb in ("place", "grow"):
-            fingerprint, replica_id, tokens = rest
-            getattr(directory, verb)(key, fingerprint, replica_id, tokens, now)
-            getattr(model, verb)(key, fingerprint, replica_id, tokens, now)
+        mine = model.of(key)
+        if verb == "new":
+            branch = _branch(key, now=now)
+            branch.open = rest[0]
+            note = _Note(branch, now)
+            directory.put(branch, now)
+            model.put(note, now)
+        elif verb == "use" and mine:
+            note = mine[rest[0] % len(mine)]
+            directory.put(note.branch, now)
+            model.put(note, now)
+        elif verb == "close" and mine:
+            mine[rest[0] % len(mine)].branch.open = 0
         elif verb == "forget":
-            assert directory.forget(key) is bool(model.find(key))
+            assert directory.forget(key) is bool(mine)
             model.drop(key)
-        else:
-            found = model.find(key)
-            if found and now - found[0].last_use > IDLE_S:
+        elif verb == "ask":
+            if mine and now - mine[0].last_use > IDLE_S and not any(n.branch.open for n in mine):
                 model.drop(key)
-                found = []
-            assert directory.homes(key, now) == [Home(b.replica_id, b.tokens, b.last_use, b.fingerprint) for b in found]
-        assert len(directory) == len({b.key for b in model.branches}) <= ROOM
+                mine = []
+            assert list(directory.branches(key, now)) == [n.branch for n in mine]
+            assert [b.last_use for b in directory.branches(key, now)] == [n.last_use for n in mine]
+        if verb in ("new", "use") and (verb == "new" or mine):
+            for replica_id in rest[1]:
+                if note in model.notes and replica_id not in note.homes:
+                    note.homes.add(replica_id)
+                    _live_on(note.branch, replicas[replica_id], 10, now)
+        assert len(directory) == len({n.branch.key for n in model.notes}) <= ROOM
+        assert all(directory.holds(n.branch) for n in model.notes)
+        for replica_id, replica in replicas.items():
+            assert replica.cache.held_tokens == 10 * sum(replica_id in n.homes for n in model.notes)

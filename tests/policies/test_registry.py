@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError, asdict, fields, is_dataclass
+
 import pytest
 
 from policies.policy import Policy
 from policies.random import Random
 from policies.registry import POLICIES, make, parameters
-from policies.session_affinity import SessionAffinity
+from policies.session_affinity import SessionAffinity, SessionAffinityConfig
 
 
-def test_the_policies_of_the_first_release_are_there() -> None:
-    assert set(POLICIES) >= {"round_robin", "random", "least_loaded", "rendezvous", "session_affinity"}
+def test_the_policies_that_were_promised_are_there_the_default_first() -> None:
+    assert next(iter(POLICIES)) == "session_affinity"
+    assert set(POLICIES) == {
+        "random",
+        "round_robin",
+        "least_loaded",
+        "power_of_two",
+        "consistent_hash",
+        "rendezvous",
+        "bounded_load",
+        "prefix_aware",
+        "sticky",
+        "kv_cost",
+        "weighted_score",
+        "dual_choice",
+        "session_affinity",
+    }
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -34,28 +51,48 @@ def test_two_policies_share_nothing(name: str) -> None:
 
 def test_parameters_are_listed_with_their_defaults() -> None:
     assert parameters("random") == {"seed": 0}
-    assert parameters("session_affinity") == {"tie_s": SessionAffinity().tie_s}
+    assert parameters("session_affinity") == asdict(SessionAffinityConfig())
     assert parameters("round_robin") == {}
     assert parameters("least_loaded") == {}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_configuration_is_a_frozen_dataclass_with_a_default_for_everything(name: str) -> None:
+    config = make(name).config
+    assert is_dataclass(config)
+    assert {f.name: getattr(config, f.name) for f in fields(config)} == parameters(name)
+    for parameter in parameters(name):
+        with pytest.raises(FrozenInstanceError):
+            setattr(config, parameter, None)
 
 
 def test_given_parameters_arrive() -> None:
     policy = make("random", {"seed": 7})
     assert isinstance(policy, Random)
-    assert policy.seed == 7
+    assert policy.config.seed == 7
+    assert policy.snapshot().parameters == {"seed": 7}
 
 
 def test_a_whole_number_will_do_for_seconds() -> None:
-    policy = make("session_affinity", {"tie_s": 2})
+    policy = make("session_affinity", {"hysteresis_s": 2})
     assert isinstance(policy, SessionAffinity)
-    assert policy.tie_s == 2.0
-    assert type(policy.tie_s) is float
+    assert policy.config.hysteresis_s == 2.0
+    assert type(policy.config.hysteresis_s) is float
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_no_parameter_may_be_nothing_or_infinite(name: str, value: float) -> None:
+    for parameter, default in parameters(name).items():
+        if isinstance(default, float):
+            with pytest.raises(ValueError, match=f"{parameter} must be .*got {value}"):
+                make(name, {parameter: value})
 
 
 @pytest.mark.parametrize("build", [make, parameters])
 def test_an_unknown_name_is_answered_with_the_known_ones(build: object) -> None:
-    with pytest.raises(ValueError, match="unknown policy 'sticky'") as error:
-        build("sticky")  # type: ignore[operator]
+    with pytest.raises(ValueError, match="unknown policy 'stick'") as error:
+        build("stick")  # type: ignore[operator]
     for name in POLICIES:
         assert name in str(error.value)
 
@@ -63,16 +100,17 @@ def test_an_unknown_name_is_answered_with_the_known_ones(build: object) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "says"),
     [
-        ("session_affinity", {"ties": 1.0}, ["session_affinity", "'ties'", "tie_s"]),
+        ("session_affinity", {"ties": 1.0}, ["session_affinity", "'ties'", "hysteresis_s", "theta_s"]),
         ("round_robin", {"seed": 1}, ["round_robin", "'seed'", "none"]),
         ("random", {"seed": "seven"}, ["random", "'seed'", "'seven'", "int"]),
         ("random", {"seed": 1.5}, ["'seed'", "1.5", "int"]),
         ("random", {"seed": True}, ["'seed'", "True", "int"]),
         ("random", {"seed": None}, ["'seed'", "None", "int"]),
-        ("session_affinity", {"tie_s": "0.1"}, ["'tie_s'", "'0.1'", "float"]),
-        ("session_affinity", {"tie_s": False}, ["'tie_s'", "False", "float"]),
-        ("session_affinity", {"tie_s": -0.1}, ["tie_s", "-0.1", "0 seconds or more"]),
-        ("session_affinity", {"tie_s": float("nan")}, ["tie_s", "nan", "0 seconds or more"]),
+        ("session_affinity", {"theta_s": "0.1"}, ["'theta_s'", "'0.1'", "float"]),
+        ("session_affinity", {"theta_s": False}, ["'theta_s'", "False", "float"]),
+        ("session_affinity", {"hysteresis_s": -0.1}, ["hysteresis_s", "-0.1", "0 or more"]),
+        ("session_affinity", {"grace_s": float("nan")}, ["grace_s", "nan", "0 or more"]),
+        ("session_affinity", {"rate_tau_s": 0.0}, ["rate_tau_s", "0.0", "seconds above 0"]),
     ],
 )
 def test_a_bad_parameter_is_named_with_its_value_and_the_remedy(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tests.fakes.client import get, post
-from tests.fakes.upstream import LAST_CHUNK, SSE_HEAD, Peer, always, chunk, ok
+from tests.fakes.upstream import LAST_CHUNK, SSE_HEAD, Peer, Script, always, chunk, ok
 from tests.fakes.wire import eventually
 from tests.proxy.conftest import Warm
 
@@ -90,3 +92,53 @@ async def test_new_connections_are_answered_once(warm: Warm) -> None:
         answer = await client.ask(request)
         assert answer.header("connection") == "close"
         assert await client.rest() == b""
+
+
+async def silent(peer: Peer) -> None:
+    await peer.request()
+    await peer.end()
+
+
+async def streaming(peer: Peer) -> None:
+    await peer.request()
+    peer.send(SSE_HEAD + chunk(b"data: 1\n\n"))
+    await peer.end()
+
+
+@pytest.mark.parametrize(
+    ("script", "sent", "phase"),
+    [(streaming, post(), "body"), (silent, post(), "headers"), (silent, post(body=b"hello")[:-3], "request")],
+    ids=["in the answer", "before the answer", "in the request"],
+)
+async def test_what_the_router_cuts_off_is_not_put_down_to_the_client(
+    warm: Warm, script: Script, sent: bytes, phase: str
+) -> None:
+    router = await warm(script)
+    client = await router.client()
+    client.send(sent)
+    if phase == "body":
+        await client.head()
+        await client.chunk()
+    elif phase == "headers":
+        await router.upstreams[0].request()
+    else:
+        await eventually(lambda: router.proxy.body_bytes)
+    router.proxy.begin_drain()
+    assert router.proxy.cut() == 1
+    await router.ended(f"router/{phase}")
+    assert router.outcomes() == {f"router/{phase}": 1}
+    (line,) = await router.lines()
+    assert (line["cause"], line["phase"]) == ("router", phase)
+    assert await client.end() in ("eof", "reset")
+
+
+async def test_a_client_that_leaves_before_that_has_left_by_itself(warm: Warm) -> None:
+    router = await warm(streaming)
+    client = await router.client()
+    client.send(post())
+    await client.head()
+    router.proxy.begin_drain()
+    client.transport.abort()
+    await router.ended("client/body")
+    assert router.proxy.cut() == 0
+    assert router.outcomes() == {"client/body": 1}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 
 import pytest
 
-from policies.types import State
+from policies.round_robin import RoundRobin
+from policies.types import Choice, Replica, Request, State
 from tests.fakes.client import Answer, get, post
 from tests.fakes.proxied import Proxied
 from tests.fakes.upstream import (
@@ -527,3 +529,20 @@ async def test_a_replica_that_is_gone_for_good_does_not_stop_the_service(warm: W
     await eventually(lambda: not router.living())
     for _ in range(6):
         assert (await client.ask(post())).body == b"b"
+
+
+class _Broken(RoundRobin):
+    """A policy with a fault."""
+
+    def pick(self, request: Request, candidates: Sequence[Replica], now: float) -> Choice:
+        raise ZeroDivisionError("of the test's own")
+
+
+async def test_a_fault_in_placing_is_answered_not_waited_for(warm: Warm) -> None:
+    router = await warm(always(ok(b"a")))
+    router.balancer.switch(_Broken(), 0.0)
+    client = await router.client()
+    answer = await client.ask(post())
+    assert (answer.status, answer.header("x-warmroute-reason")) == (500, "internal")
+    (line,) = await router.lines()
+    assert (line["status"], line["refusal"]) == (500, "internal")

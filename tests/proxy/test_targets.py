@@ -191,3 +191,27 @@ async def test_all_administration_can_be_allowed(warm: Warm) -> None:
     router = await warm(always(ok()), admin_paths={"allow": ["*"]})
     client = await router.client()
     assert (await client.ask(post("/abort_request"))).status == 200
+
+
+@pytest.mark.parametrize(
+    "aside",
+    [
+        get("/v1/models", "x-session-affinity: s"),
+        post("/v1/messages/count_tokens", b'{"messages": []}' * 100, "x-session-affinity: s"),
+        post("/v1/embeddings", b'{"input": "x"}', "x-session-affinity: s"),
+        post("/v1/embeddings", b'{"input": "x"}' * 9_000, "x-session-affinity: s"),
+    ],
+    ids=["list", "count", "embedding", "large embedding"],
+)
+async def test_what_is_no_turn_goes_home_and_leaves_no_mark_there(warm: Warm, aside: bytes) -> None:
+    replicas = [always(ok(b'{"usage": {"prompt_tokens": 90000, "completion_tokens": 10}}')) for _ in range(3)]
+    router = await warm(*replicas, policy="session_affinity")
+    client = await router.client()
+    turn = post("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "hi"}]}', "x-session-affinity: s")
+    home = (await client.ask(turn)).header("x-warmroute-replica")
+    (replica,) = [replica for replica in router.balancer.ready if replica.id == home]
+    before = (len(replica.cache), replica.cache.held_tokens)
+    assert before == (1, 90_010)
+    assert (await client.ask(aside)).header("x-warmroute-replica") == home
+    assert (len(replica.cache), replica.cache.held_tokens) == before
+    assert [len(other.cache) for other in router.balancer.ready if other is not replica] == [0, 0]

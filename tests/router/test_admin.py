@@ -12,6 +12,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from policies.registry import parameters
+from policies.residency import DEFAULT_TOKENS, HEADROOM
 from tests.fakes.process import Router, free_port, start_router
 from tests.fakes.replica import FakeReplica, Reply
 from tests.fakes.waiting import until
@@ -30,7 +32,8 @@ class Served:
 
     async def chat(self, session: str) -> httpx.Response:
         async with httpx.AsyncClient(base_url=self.router.url, trust_env=False) as client:
-            return await client.get("/v1/models", headers={"x-session-affinity": session})
+            body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+            return await client.post("/v1/chat/completions", json=body, headers={"x-session-affinity": session})
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     """A router in front of a replica and of a port where none is."""
     replica = FakeReplica(ready=200, health=200)
     replica.say("/v1/loads", LOADS)
-    replica.say("/v1/models", {"data": []})
+    replica.say("/v1/chat/completions", {"choices": []})
     await replica.start()
     dead_url = f"http://127.0.0.1:{free_port()}"
     log = tmp_path / "router.log"
@@ -56,9 +59,9 @@ async def test_replicas(served: Served) -> None:
 
     seen = await until(
         replicas,
-        lambda seen: seen[served.dead_url]["state"] == "ejected" and bool(seen[served.replica.url]["load"]),
+        lambda seen: seen[served.dead_url]["state"] == "ejected" and seen[served.replica.url]["others_in_flight"] == 3,
         10,
-        "the dead one is ejected, the other has reported",
+        "the dead one is ejected, the other has reported three requests twice",
     )
     good, dead = seen[served.replica.url], seen[served.dead_url]
     assert (good["url"], good["state"], good["why"], good["weight"]) == (served.replica.url, "ready", "ready", 1.0)
@@ -67,7 +70,12 @@ async def test_replicas(served: Served) -> None:
     assert isinstance(load, dict)
     assert (load["running"], load["waiting"]) == (3, None)
     assert 3 <= load["age_s"] < 15
-    assert good["expected_wait_s"] == pytest.approx(0.6), "three requests of others"
+    assert (good["expected_wait_s"], good["resident_tokens"], good["live_tokens"]) == (0, 0, 0)
+    assert good["capacity_tokens"] == DEFAULT_TOKENS * HEADROOM, "it does not tell"
+    speed = good["speed"]
+    assert isinstance(speed, dict)
+    assert (speed["prefill_factor"], speed["step_ms"], speed["stall"]) == (1, 4.6, 1)
+    assert speed["observations"] == {"prefills": 0, "decodes": 0}
     assert str(dead["why"]).startswith("/ready: ")
     assert dead["load"] is None
     for replica in seen.values():
@@ -97,8 +105,9 @@ async def test_sessions_by_value_and_by_digest_and_no_raw_value_in_the_log(serve
 async def test_policy(served: Served) -> None:
     said = (await served.admin.get("/policy")).json()
     assert said["policy"] == "session_affinity"
-    assert said["parameters"] == {"tie_s": 0.15}
-    assert said["needs"] == ["session"]
+    assert said["parameters"] == parameters("session_affinity")
+    assert said["needs"] == ["session", "fingerprint", "blocks"]
+    assert said["shadow"] is None
 
 
 async def test_metrics_can_be_scraped(served: Served) -> None:
@@ -135,9 +144,12 @@ async def test_head_works_and_other_methods_do_not(path: str, served: Served) ->
     assert (head.status_code, head.content) == (200, b"")
     assert int(head.headers["content-length"]) > 0
     for method in ("POST", "PUT", "DELETE"):
+        if (method, path) == ("PUT", "/policy"):
+            continue
         answer = await served.admin.request(method, path)
         assert answer.status_code == 405
-        assert {each.strip() for each in answer.headers["allow"].split(",")} == {"GET", "HEAD"}
+        allowed = {"GET", "HEAD", "PUT"} if path == "/policy" else {"GET", "HEAD"}
+        assert {each.strip() for each in answer.headers["allow"].split(",")} == allowed
         assert "Method Not Allowed" in answer.json()["error"]["message"]
 
 

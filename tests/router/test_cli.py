@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 
-from policies.registry import POLICIES
+from policies.registry import POLICIES, parameters
 from tests.fakes.client import RawClient, get, post
 from tests.fakes.process import ROOT, Router, start_router
 from tests.fakes.replica import FakeReplica
@@ -60,8 +60,13 @@ def test_policies() -> None:
     text = warmroute("policies")
     as_json = warmroute("policies", "--json")
     assert (text.returncode, as_json.returncode) == (0, 0)
-    assert [each["policy"] for each in json.loads(as_json.stdout)] == list(POLICIES)
-    assert "tie_s = 0.15" in text.stdout
+    listed = json.loads(as_json.stdout)
+    assert [each["policy"] for each in listed] == list(POLICIES)
+    for each in listed:
+        assert each["summary"], each["policy"]
+        assert each["parameters"] == parameters(each["policy"])
+        assert set(each["meanings"]) == set(each["parameters"]), "every parameter is explained"
+    assert "hysteresis_s = 1.0" in text.stdout
     for name in POLICIES:
         assert f"{name}: " in text.stdout
 
@@ -76,7 +81,7 @@ def test_check_config_prints_what_would_be_in_force(tmp_path: Path) -> None:
     tree = yaml.safe_load(done.stdout)
     assert (tree["host"], tree["port"], tree["admin"]) == ("0.0.0.0", 3, {"host": "::", "port": 4})
     assert [replica["url"] for replica in tree["replicas"]] == ["http://a:1", "http://b:2"]
-    assert tree["policy"] == {"name": "random", "parameters": {}}
+    assert tree["policy"] == {"name": "random", "parameters": {"seed": 0}}, "with the defaults"
     assert tree["log"]["level"] == "debug"
     assert "hush" not in done.stdout
 
@@ -275,7 +280,8 @@ async def test_the_end_of_the_grace_cuts_streams_and_says_so(start: Started, str
     assert await ended(router) == 1
     log = router.log.read_text()
     assert "2 requests were cut off" in log
-    assert log.count('"cause":"client"') + log.count('"cause":"router"') == 2
+    assert log.count('"cause":"router","phase":"body"') == 2
+    assert '"cause":"client"' not in log
     await eventually(lambda: all(peer.ended for peer in streaming.upstream.connections), "the engine is free")
 
 

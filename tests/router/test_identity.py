@@ -263,7 +263,7 @@ def test_a_key_from_the_headers_stays_when_the_body_is_looked_at() -> None:
 def test_a_compressed_body_is_not_looked_at(coding: bytes) -> None:
     body = json.dumps({"session_id": "s"}).encode()
     identity = RULES.from_headers({b"content-encoding": coding})
-    assert RULES.from_body(identity, body, JSON, want_fingerprint=True, want_blocks=True).key is None
+    assert RULES.from_body(identity, body, JSON, want_fingerprint=True).key is None
     assert RULES.from_body(RULES.from_headers({b"content-encoding": b"identity"}), body, JSON).key == key(b"s")
 
 
@@ -312,7 +312,7 @@ def test_of_two_equal_names_the_last_counts() -> None:
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_any_bytes_are_endured(body: bytes) -> None:
-    RULES.from_body(Identity(), body, JSON, want_fingerprint=True, want_blocks=True)
+    RULES.from_body(Identity(), body, JSON, want_fingerprint=True)
 
 
 _names = ["role", "content", "text", "type", "user_id", "session_id", "id", "image_url", "source", "other"]
@@ -328,5 +328,5 @@ _tops += ["session_id", "session_params", "user", "prompt_cache_key", "other"]
 @given(st.dictionaries(st.sampled_from(_tops), _values), st.booleans())
 def test_any_json_is_endured(body: dict[str, object], ascii_only: bool) -> None:
     text = json.dumps(body, ensure_ascii=ascii_only).encode(errors="surrogatepass")
-    identity = RULES.from_body(Identity(), text, JSON, want_fingerprint=True, want_blocks=True)
+    identity = RULES.from_body(Identity(), text, JSON, want_fingerprint=True)
     assert identity.key is None or len(identity.key) == 16

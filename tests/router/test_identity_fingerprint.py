@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.identity import Identity, IdentityRules
+from router.identity import Identity, IdentityRules, chain
 
 RULES = IdentityRules()
 BILLING = "x-anthropic-billing-header: cc_version=2.1.332.%s; cc_entrypoint=cli;"
@@ -233,19 +233,18 @@ def test_where_nothing_is_said_there_is_no_key(body: object) -> None:
 def test_blocks_agree_up_to_the_first_that_differs() -> None:
     bodies = [json.dumps({"messages": [{"role": "user", "content": "x" * 10_000 + end}]}).encode() for end in "ab"]
     bodies += [bodies[0].replace(b"xxx", b"xyx", 1)]
-    one, two, other = (RULES.from_body(Identity(), body, b"", want_blocks=True).blocks for body in bodies)
+    one, two, other = (chain(body) for body in bodies)
     assert len(one) == len(set(one)) == 2
     assert two == one
     assert not set(other) & set(one)
 
 
-def test_blocks_are_whole_bounded_and_only_made_when_asked_for() -> None:
+def test_blocks_are_whole_and_bounded() -> None:
     body = b'{"x": "' + b"x" * 4087 + b'"}'
     assert len(body) == 4096
-    assert len(RULES.from_body(Identity(), body, b"", want_blocks=True).blocks) == 1
-    assert RULES.from_body(Identity(), body[1:], b"", want_blocks=True).blocks == ()
-    assert len(RULES.from_body(Identity(), body * 2000, b"", want_blocks=True).blocks) == 1024
-    assert RULES.from_body(Identity(), body, b"").blocks == ()
+    assert len(chain(body)) == 1
+    assert chain(body[1:]) == ()
+    assert len(chain(body * 2000)) == 1024
 
 
 def test_what_a_program_adds_to_the_users_words_is_not_part_of_them() -> None:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
+from policies.registry import POLICIES, parameters
 from router.configuration import ConfigError, load, masked
 from router.settings import IdentitySettings, Settings
 
@@ -80,7 +81,7 @@ def test_every_key_is_documented() -> None:
         section, _, name = key.rpartition(".")
         if section in sections_as_whole:
             assert f"`{section}.*`" in text
-        elif key == "policy.name" or key == "policy.parameters":
+        elif section in ("policy", "policy.parameters"):
             assert "{name, parameters}" in text
         else:
             assert f"`{key}`" in text or f"`.{name}`" in text or f"`{name}`" in text, f"{key} is not documented"
@@ -101,13 +102,46 @@ def test_precedence(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_policy_named_above_leaves_the_parameters_of_the_one_below(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = write("policy: {name: session_affinity, parameters: {tie_s: 1}}")
-    assert load(file).policy.parameters == {"tie_s": 1}
+    file = write("policy: {name: session_affinity, parameters: {beta: 2}}")
+    assert load(file).policy.parameters == {"beta": 2}
     assert load(file, {"policy": "random"}).policy.parameters == {}
     monkeypatch.setenv("WARMROUTE_POLICY", "random")
     assert load(file).policy.parameters == {}
     monkeypatch.setenv("WARMROUTE_POLICY__PARAMETERS__SEED", "7")
     assert (load().policy.name, load().policy.parameters) == ("random", {"seed": 7})
+
+
+def test_a_shadow_is_named_beside_the_policy(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write("policy: {name: random, parameters: {seed: 3}, shadow: {name: sticky, parameters: {max_sessions: 5}}}")
+    shadow = load(file).policy.shadow
+    assert (shadow.name, shadow.parameters) == ("sticky", {"max_sessions": 5})
+    replaced = load(file, {"policy": {"shadow": "rendezvous"}}).policy
+    assert (replaced.name, replaced.parameters) == ("random", {"seed": 3}), "naming a shadow leaves the policy alone"
+    assert (replaced.shadow.name, replaced.shadow.parameters) == ("rendezvous", {})
+    assert load(file, {"policy": "round_robin"}).policy.shadow == shadow, "and the other way round"
+    assert load(file, {"policy": {"shadow": None}}).policy.shadow.name == ""
+    monkeypatch.setenv("WARMROUTE_POLICY", "session_affinity")
+    monkeypatch.setenv("WARMROUTE_POLICY__SHADOW", "random")
+    monkeypatch.setenv("WARMROUTE_POLICY__SHADOW__PARAMETERS__SEED", "7")
+    policy = load(file).policy
+    assert (policy.name, policy.parameters) == ("session_affinity", {})
+    assert (policy.shadow.name, policy.shadow.parameters) == ("random", {"seed": 7})
+    assert masked(load(file))["policy"]["shadow"] == {"name": "random", "parameters": {"seed": 7}}
+    assert "shadow" not in masked(load(write("port: 1"), {"policy": {"shadow": ""}}))["policy"]
+
+
+@pytest.mark.parametrize(
+    ("shadow", "told"),
+    [
+        ("nosuch", "policy.shadow: unknown policy 'nosuch'"),
+        ("{name: random, parameters: {sed: 1}}", "policy.shadow: policy random: unknown parameter 'sed'"),
+        ("{parameters: {seed: 1}}", "policy.shadow: unknown policy ''"),
+        ("{nmae: random}", "policy.shadow.nmae: unknown key, set to 'random': did you mean 'policy.shadow.name'?"),
+        ("3", "policy.shadow: "),
+    ],
+)
+def test_a_shadow_that_cannot_be_is_told(shadow: str, told: str, write: Write) -> None:
+    assert told in refusal(write(f"policy: {{shadow: {shadow}}}"))
 
 
 @pytest.mark.parametrize("value", ["http://a:1,http://b:2", "http://a:1, http://b:2/,", '["http://a:1", "http://b:2"]'])
@@ -143,7 +177,18 @@ def test_what_kubernetes_sets_for_a_service_of_our_name_is_not_ours(
 
 def test_what_is_printed_can_be_read_again(write: Write) -> None:
     settings = load(write("replicas: [{url: 'http://a', weight: 2}]\npolicy: random\nadmin_paths: {allow: ['*']}"))
-    assert load(write(yaml.safe_dump(masked(settings)))) == settings
+    printed = masked(settings)
+    again = load(write(yaml.safe_dump(printed)))
+    assert masked(again) == printed
+    assert again.replicas == settings.replicas
+    assert again.policy.parameters == {"seed": 0}, "printed with what was not given"
+
+
+def test_the_parameters_in_force_are_shown_given_or_not(write: Write) -> None:
+    for name in POLICIES:
+        assert masked(load(flags={"policy": name}))["policy"] == {"name": name, "parameters": parameters(name)}
+    given = load(write("policy: {name: random, parameters: {seed: 7}}"))
+    assert masked(given)["policy"]["parameters"] == {"seed": 7}
 
 
 def test_the_secret_is_hidden(write: Write) -> None:
@@ -263,7 +308,7 @@ def test_a_file_that_is_not_text(tmp_path: Path) -> None:
         ("WARMROUTE_ADMIN_PATHS__ALLOW", "*", r"WARMROUTE_ADMIN_PATHS__ALLOW='\*': a list or a mapping is written as"),
         ("WARMROUTE_REPLICAS", '["http://a"', r"replicas: .*is not JSON"),
         ("WARMROUTE_POLICY", '{"name":', r"policy: .*is not JSON"),
-        ("WARMROUTE_POLICY__PARAMETERS__TIE_S", "x", r"parameter 'tie_s' must be float, got 'x'"),
+        ("WARMROUTE_POLICY__PARAMETERS__BETA", "x", r"parameter 'beta' must be float, got 'x'"),
     ],
 )
 def test_a_fault_in_the_environment(name: str, value: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,167 @@
+"""What is known of each candidate, as vectors: the cost of a new placement anywhere is a few operations on them.
+
+Kept up to date one replica at a time as events come, and made anew when the set of candidates changes. Quantities that
+decay with time are read on a grid of GRID_S, so that asking more often changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, floor, inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies import cost
+from policies.residency import LIVE_TAU_S
+from policies.types import Replica
+
+Vector = NDArray[np.float64]
+
+MOST_BUSY = 0.7
+"""Share of time in prefill beyond which the value function is not followed: it has a pole at 1 (placement study)."""
+
+GRID_S = 1.0
+"""Grid on which rates and live tokens decay, seconds."""
+
+
+class Rates:
+    """How often and how much a replica is asked to prefill: exponentially weighted means over `tau_s` seconds."""
+
+    __slots__ = ("arrivals", "at", "busy")
+
+    def __init__(self) -> None:
+        self.arrivals = 0.0
+        """Requests a second."""
+        self.busy = 0.0
+        """Prefill seconds a second."""
+        self.at = 0.0
+
+    def add(self, prefill_s: float, tau_s: float, now: float) -> None:
+        """A request was sent there."""
+        left = self.left(tau_s, now)
+        self.arrivals = self.arrivals * left + 1.0 / tau_s
+        self.busy = self.busy * left + prefill_s / tau_s
+        self.at = max(self.at, now)
+
+    def delay(self, tau_s: float, now: float) -> float:
+        """Arrivals a second over twice the idle share, as in `Field.arrivals`."""
+        left = self.left(tau_s, now)
+        return self.arrivals * left / (2.0 * (1.0 - min(self.busy * left, MOST_BUSY)))
+
+    def left(self, tau_s: float, now: float) -> float:
+        """What has not decayed by `now`, of 1."""
+        return exp(min(0.0, self.at - now) / tau_s)
+
+
+class Field:
+    """Vectors over the candidates, in their order."""
+
+    __slots__ = (
+        "_arrivals_per_s",
+        "_busy",
+        "_capacity",
+        "_dirty",
+        "_expires",
+        "_grid",
+        "_index",
+        "_live",
+        "_rates",
+        "_tau_s",
+        "arrivals",
+        "born",
+        "candidates",
+        "crowding",
+        "ends",
+        "factor",
+        "least_factor",
+        "others",
+        "running",
+        "stall",
+        "usable",
+    )
+
+    def __init__(self, candidates: Sequence[Replica], rates: dict[Replica, Rates], tau_s: float, now: float) -> None:
+        size = len(candidates)
+        self.candidates = candidates
+        self._rates = rates
+        self._tau_s = tau_s
+        self._index = {replica: i for i, replica in enumerate(candidates)}
+        self._dirty = set(candidates)
+        """Replicas of which something changed since their vectors' elements were set."""
+        self._grid = floor(now / GRID_S) * GRID_S
+        self.ends: Vector = np.zeros(size)
+        """When its prefills are expected to be done."""
+        self.others: Vector = np.zeros(size)
+        """Prefill seconds of others."""
+        self.running: Vector = np.zeros(size)
+        """Requests in flight, others' included."""
+        self._expires: Vector = np.full(size, inf)
+        """When the report of others is too old to say anything; infinite when it says nothing now."""
+        self.stall: Vector = np.zeros(size)
+        """Seconds for which each of them rests in a second of prefill."""
+        self.factor: Vector = np.ones(size)
+        """Of its speed."""
+        self.least_factor = min(replica.speed.factor for replica in candidates)
+        """The best speed there is, or was since the vectors were brought up."""
+        self._arrivals_per_s: Vector = np.zeros(size)
+        self._busy: Vector = np.zeros(size)
+        self.arrivals: Vector = np.zeros(size)
+        """Arrivals a second over twice the idle share: of the value function of M/G/1."""
+        self._live: Vector = np.zeros(size)
+        self._capacity: Vector = np.ones(size)
+        self.crowding: Vector = np.zeros(size)
+        """Live tokens over capacity and weight."""
+        self.born: Vector = np.array([replica.since for replica in candidates])
+        self.usable = np.array([replica.weight > 0.0 for replica in candidates])
+        """Whether it may get new sessions; all may when no weight is above 0."""
+        if not self.usable.any():
+            self.usable[:] = True
+
+    def index(self, replica: Replica) -> int:
+        """Its place in the vectors. Raises KeyError when it is no candidate."""
+        return self._index[replica]
+
+    def changed(self, replica: Replica) -> None:
+        """Something happened there."""
+        if replica in self._index:
+            self._dirty.add(replica)
+            self.least_factor = min(self.least_factor, replica.speed.factor)
+
+    def bring_up(self, now: float) -> None:
+        """Bring all vectors up to the grid's present point and to what happened."""
+        grid = floor(now / GRID_S) * GRID_S
+        passed = grid - self._grid
+        if passed > 0.0:
+            self._grid = grid
+            self._arrivals_per_s *= exp(-passed / self._tau_s)
+            self._busy *= exp(-passed / self._tau_s)
+            self._live *= exp(-passed / LIVE_TAU_S)
+            self._dirty.update(self.candidates[int(i)] for i in np.flatnonzero(self._expires < grid))
+        elif not self._dirty:
+            return
+        for replica in self._dirty:
+            self._set(self._index[replica], replica)
+        if self._dirty:
+            self.least_factor = float(self.factor.min())
+            self._dirty.clear()
+        self.arrivals = self._arrivals_per_s / (2.0 * (1.0 - np.minimum(self._busy, MOST_BUSY)))
+        self.crowding = self._live / self._capacity
+
+    def _set(self, i: int, replica: Replica) -> None:
+        now = self._grid
+        self.ends[i] = replica.prefill_ends
+        self.running[i] = cost.requests(replica, now)
+        self.others[i] = cost.others_s(replica, now)
+        load = replica.load
+        told = load is not None and (replica.others_running or replica.others_tokens) and cost.fresh(replica, now)
+        self._expires[i] = load.at + cost.REPORT_MAX_AGE_S if load is not None and told else inf
+        self.factor[i] = replica.speed.factor
+        self.stall[i] = replica.speed.decode[2]
+        self._live[i] = replica.cache.live(now)
+        self._capacity[i] = replica.cache.capacity * max(replica.weight, 1e-9)
+        rates = self._rates.get(replica)
+        if rates is not None:
+            left = rates.left(self._tau_s, now)
+            self._arrivals_per_s[i] = rates.arrivals * left
+            self._busy[i] = rates.busy * left

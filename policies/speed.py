@@ -1,0 +1,123 @@
+"""How long an engine takes, learned from what is seen of it.
+
+Seconds to prefill n new tokens on p resident ones:
+
+    factor * (OVERHEAD_S + n * PER_TOKEN_S + n * (p + n/2) * PER_PAIR_S)
+
+the last term being attention of the new tokens over all before them. The constants are a fit of the tables in
+sim/data/aic_kimi_b200 (Kimi K2.5, INT4 weights, BF16 KV, tensor parallel 4, B200), summed over chunks of 8,192 tokens;
+their shape holds for other engines, and one factor for each replica is learned from requests that found it idle.
+The placement study found a factor wrong by 1.5 to cost nothing measurable.
+
+Seconds between two tokens of an answer, with b requests in flight and s prefill seconds begun beside it a token:
+
+    step_s + slope_s * b + stall * s
+
+`stall` is the share of a neighbour's prefill for which decoding rests: 1 for SGLang without mixed chunks, which
+prefills first, less with them.
+"""
+
+from __future__ import annotations
+
+from math import exp, inf, log
+
+import numpy as np
+
+OVERHEAD_S = 0.054
+PER_TOKEN_S = 3.2e-5
+PER_PAIR_S = 9.5e-10
+
+HOST_TOKENS_PER_S = 700_000.0
+"""KV tokens loaded back from the host tier: 50 GB/s for each rank over 70,272 bytes a token (same tables)."""
+
+FACTOR_BOUNDS = (0.02, 500.0)
+"""From far beyond any accelerator to a tiny model on a CPU."""
+
+MIN_TOKENS = 256
+"""Fewer new tokens than this are mostly overhead, and the network's."""
+
+LEAST_WEIGHT = 0.1
+"""Of the newest of many observations in the moving average of log(factor)."""
+
+MOST_STEP = log(2.0)
+"""By which one of them moves log(factor) at most: a first answer that was late because the engine warmed up would else
+keep all requests away, from which better could be learned."""
+
+REFERENCE_TOKENS = 30_000.0
+"""Context at which a speed told in tokens per second is taken to be meant."""
+
+STEP_S, SLOPE_S, STALL = 0.0046, 0.001, 1.0
+"""Before anything is seen; same tables, at 100,000 tokens of context, 2.3 tokens a step."""
+STEP_BOUNDS, SLOPE_BOUNDS, STALL_BOUNDS = (1e-4, 1.0), (0.0, 0.1), (0.25, 1.5)
+MIN_COMPLETION = 16
+"""Shorter answers say little of the time between tokens."""
+FORGETTING = 0.99
+"""Weight of what was known at each new observation: about the last hundred count."""
+_PRIOR = np.array((STEP_S, SLOPE_S, STALL))
+_PRIOR_WEIGHTS = np.array((2.0, 20.0, 1e-5))
+"""How firmly each is held to its start: as by 2 answers, by 2 with a batch of 3, by 10 with a millisecond a token."""
+
+
+class Speed:
+    """Of one replica."""
+
+    __slots__ = ("_gram", "_moment", "_solved", "decodes", "factor", "prefills")
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self.prefills = 0
+        """Prefills that were learned from."""
+        self.decodes = 0
+        """Answers that were learned from."""
+        self._gram = np.zeros((3, 3))
+        self._moment = np.zeros(3)
+        self._solved: tuple[float, float, float] | None = (STEP_S, SLOPE_S, STALL)
+
+    def prefill_s(self, new_tokens: float, prefix_tokens: float) -> float:
+        """Seconds to prefill `new_tokens` behind `prefix_tokens` that are resident."""
+        return self.factor * (OVERHEAD_S + new_tokens * (PER_TOKEN_S + (prefix_tokens + 0.5 * new_tokens) * PER_PAIR_S))
+
+    def tell(self, tokens_per_s: float) -> None:
+        """Take the engine's own word, as long as nothing better was seen. Impossible speeds are not believed."""
+        if self.prefills == 0 and 0.0 < tokens_per_s < inf:
+            self.factor = _bounded(1.0 / tokens_per_s / (PER_TOKEN_S + REFERENCE_TOKENS * PER_PAIR_S), FACTOR_BOUNDS)
+
+    def observe_prefill(self, new_tokens: int, prefix_tokens: int, seconds: float) -> None:
+        """A prompt that found the replica idle had its first token after `seconds`."""
+        if new_tokens < MIN_TOKENS or not 0.0 < seconds < inf:
+            return
+        seen = _bounded(seconds / (self.prefill_s(new_tokens, prefix_tokens) / self.factor), FACTOR_BOUNDS)
+        self.prefills += 1
+        weight = max(LEAST_WEIGHT, 1.0 / self.prefills)
+        step = weight * (log(seen) - log(self.factor))
+        self.factor *= exp(_bounded(step, (-MOST_STEP, MOST_STEP)))
+
+    def observe_decode(self, tokens: int, batch: float, neighbours_s: float, seconds: float) -> None:
+        """An answer of `tokens` took `seconds` from its first token, with `batch` requests in flight there on average,
+        itself included, and `neighbours_s` prefill seconds of others begun meanwhile."""
+        if tokens < MIN_COMPLETION or not 0.0 < seconds < inf:
+            return
+        seen = np.array((1.0, batch, neighbours_s / tokens))
+        self._gram *= FORGETTING
+        self._gram += np.outer(seen, seen)
+        self._moment *= FORGETTING
+        self._moment += seen * (seconds / tokens)
+        self.decodes += 1
+        self._solved = None
+
+    @property
+    def decode(self) -> tuple[float, float, float]:
+        """`step_s`, `slope_s` and `stall` as of now, each within its bounds."""
+        if self._solved is None:
+            gram = self._gram + np.diag(_PRIOR_WEIGHTS)
+            step, slope, stall = np.linalg.solve(gram, self._moment + _PRIOR_WEIGHTS * _PRIOR)
+            self._solved = (
+                _bounded(float(step), STEP_BOUNDS),
+                _bounded(float(slope), SLOPE_BOUNDS),
+                _bounded(float(stall), STALL_BOUNDS),
+            )
+        return self._solved
+
+
+def _bounded(value: float, bounds: tuple[float, float]) -> float:
+    return min(max(value, bounds[0]), bounds[1])

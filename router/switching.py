@@ -1,0 +1,82 @@
+"""Which policy is in charge and which runs in its shadow, changed while requests are under way."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from policies import registry
+from policies.balancer import Balancer
+from policies.policy import Policy
+from router.settings import PolicySettings
+
+log = logging.getLogger("warmroute.policy")
+
+
+class Switching:
+    """Of one Balancer. Homes, leases and counters stay."""
+
+    def __init__(self, balancer: Balancer, settings: PolicySettings, clock: Callable[[], float]) -> None:
+        self._balancer = balancer
+        self._clock = clock
+        if settings.shadow.name:
+            shadow = registry.make(settings.shadow.name, settings.shadow.parameters)
+            balancer.run_shadow(shadow, clock())
+
+    def switch(self, policy: Policy, who: str) -> dict[str, Any]:
+        """Put another policy in charge. `who` asked for it, for the log. Answers with the old and the new."""
+        old = described(self._balancer.policy)
+        self._balancer.switch(policy, self._clock())
+        return self._changed("policy", old, described(policy), who)
+
+    def run_shadow(self, policy: Policy | None, who: str) -> dict[str, Any]:
+        """Run another policy in the shadow of the one in charge; None ends that. Answers likewise."""
+        shadow = self._balancer.shadow
+        old = None if shadow is None else described(shadow)
+        self._balancer.run_shadow(policy, self._clock())
+        return self._changed("shadow policy", old, None if policy is None else described(policy), who)
+
+    def _changed(self, what: str, old: dict[str, Any] | None, new: dict[str, Any] | None, who: str) -> dict[str, Any]:
+        log.info("%s switched: %s -> %s, asked by %s", what, json.dumps(old), json.dumps(new), who)
+        return {"old": old, "new": new}
+
+    def disagreements(self) -> dict[str, Any]:
+        """How the shadow has chosen beside the policy in charge, the most frequent pair of reasons first."""
+        counts = self._balancer.disagreements
+        ranked = sorted(counts.items(), key=lambda item: -item[1])
+        return {
+            "choices": sum(counts.values()),
+            "same_replica": sum(count for (_, _, same), count in counts.items() if same),
+            "pairs": [
+                {"reason": reason, "shadow_reason": other, "same_replica": same, "choices": count}
+                for (reason, other, same), count in ranked
+            ],
+        }
+
+
+def described(policy: Policy) -> dict[str, Any]:
+    """A policy by name and parameters, as it is given and shown."""
+    return {"name": policy.name, "parameters": policy.snapshot().parameters}
+
+
+def parsed(given: object) -> Policy:
+    """The policy that `{"name": ..., "parameters": {...}}` describes. Raises ValueError."""
+    if not isinstance(given, dict):
+        raise ValueError(
+            f'expected an object as {{"name": "random", "parameters": {{"seed": 7}}}}, got {_brief(given)}'
+        )
+    if unknown := sorted(set(given) - {"name", "parameters"}):
+        raise ValueError(f"unknown key {unknown[0]!r}; known keys: name, parameters")
+    name, parameters = given.get("name"), given.get("parameters", {})
+    if not isinstance(name, str):
+        raise ValueError(f"name must be one of {', '.join(registry.POLICIES)}, got {_brief(name)}")
+    if not isinstance(parameters, dict):
+        raise ValueError(f"parameters must be an object of parameters by name, got {_brief(parameters)}")
+    return registry.make(name, parameters)
+
+
+def _brief(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
