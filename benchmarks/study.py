@@ -6,7 +6,7 @@
                  running on each replica, short gaps, forks), and recorded sessions at 80 %
     policies     every policy over the same fleets at 60, 80 and 95 %, and the claims' setting
 
-Prints a table in Markdown; `--output` keeps each run as a JSON line. Ratios are geometric means over paired scenarios
+Prints tables in Markdown; `--output` keeps each run as a JSON line. Ratios are geometric means over paired scenarios
 and seeds. Deterministic, but for its own speed.
 
     python -m benchmarks.study ablation --seeds 41..43 --jobs 2
@@ -128,7 +128,9 @@ def ratio_table(named: dict[str, list[Row]]) -> Iterable[str]:
     base = next(iter(named.values()))
     for name, rows in named.items():
         for label, least, most in (("30 %", 0.0, 0.5), ("60-95 %", 0.5, 9.0)):
-            these = [row for row in rows if least <= row["load"] < most]
+            these = [row for row in rows if least <= row["load"] < most and row["scenario"] in FLEETS]
+            if not these:
+                continue
             cells = []
             for _, key, tier in RATIOS:
                 value, width = ratios([row for row in these if _has(row, tier)], base, key)
@@ -193,8 +195,13 @@ def main() -> None:
             if args.output:
                 with args.output.open("a") as output:
                     output.write(json.dumps(row) + "\n")
-    table = ratio_table(named) if args.what == "ablation" else figure_table(named)
-    print("\n".join(table))
+    if args.what != "dispersion":
+        print("\n".join(ratio_table(named)), end="\n\n")
+    if args.what != "ablation":
+        some = {"claims"} if args.what == "policies" else {"claims", "int4", "int4-nohost"}
+        print(
+            "\n".join(figure_table({name: [r for r in rows if r["scenario"] in some] for name, rows in named.items()}))
+        )
 
 
 if __name__ == "__main__":

@@ -295,7 +295,7 @@ class Balancer:
                     request.lost = True
                 if tokens <= 0 or not home.resident:
                     continue
-                resident = Resident(replica, tokens, 0 if home.on_host else tokens, own)
+                resident = Resident(replica, tokens, 0 if home.on_host and replica.cache.host_tokens else tokens, own)
                 better = holders.get(replica)
                 if better is not None:
                     if (own, tokens) <= (better.own, better.tokens):

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from struct import pack
 
 from policies.residency import Home
 
 MAX_BRANCHES = 16
-"""Branches remembered under one key; the oldest idle ones go first."""
+"""Branches remembered under one key; the shortest idle ones go first."""
 
 MAX_HOMES = 4
 """Replicas remembered for one branch; the oldest go first."""
@@ -43,6 +44,10 @@ class Branch:
         self.last_use = now
         self.ratio = 1.0
         """Prompt tokens reported for each estimated."""
+
+    def size(self) -> int:
+        """The most tokens that any one replica held of it."""
+        return max((home.whole for home in self.homes), default=0)
 
     def home_on(self, replica: object) -> Home | None:
         """Its home on that very replica object."""
@@ -98,9 +103,11 @@ class Directory:
             branches.remove(branch)
         branches.insert(0, branch)
         if len(branches) > MAX_BRANCHES:
-            oldest = next((b for b in reversed(branches) if not b.open and b is not branch), branches[-1])
-            branches.remove(oldest)
-            self._forget([oldest])
+            # The main thread is the longest; of a fan-out's short branches the oldest goes.
+            idle = [other for other in reversed(branches) if not other.open and other is not branch]
+            least = min(idle, key=Branch.size) if idle else branches[-1]
+            branches.remove(least)
+            self._forget([least])
 
     def holds(self, branch: Branch) -> bool:
         """Whether the branch is still remembered."""
@@ -122,7 +129,8 @@ class Directory:
 
 def condense(blocks: Sequence[int]) -> bytes:
     """A request's block hashes as a branch keeps them."""
-    return b"".join((block & 0xFFFFFFFF).to_bytes(_BYTES, "big") for block in blocks[STRIDE - 1 :: STRIDE])
+    kept = [block & 0xFFFFFFFF for block in blocks[STRIDE - 1 :: STRIDE]]
+    return pack(f">{len(kept)}I", *kept)
 
 
 def shared(one: bytes, other: bytes) -> int:

@@ -69,6 +69,7 @@ class Field:
         "_rates",
         "_tau_s",
         "arrivals",
+        "barred",
         "born",
         "candidates",
         "crowding",
@@ -78,7 +79,6 @@ class Field:
         "others",
         "running",
         "stall",
-        "usable",
     )
 
     def __init__(self, candidates: Sequence[Replica], rates: dict[Replica, Rates], tau_s: float, now: float) -> None:
@@ -113,10 +113,9 @@ class Field:
         self.crowding: Vector = np.zeros(size)
         """Live tokens over capacity and weight."""
         self.born: Vector = np.array([replica.since for replica in candidates])
-        self.usable = np.array([replica.weight > 0.0 for replica in candidates])
-        """Whether it may get new sessions; all may when no weight is above 0."""
-        if not self.usable.any():
-            self.usable[:] = True
+        weightless = np.array([replica.weight <= 0.0 for replica in candidates])
+        self.barred = weightless if weightless.any() and not weightless.all() else None
+        """Which may get no new sessions: those without weight, unless none has any. None when all may."""
 
     def index(self, replica: Replica) -> int:
         """Its place in the vectors. Raises KeyError when it is no candidate."""

@@ -41,7 +41,6 @@ class Home:
         "_live_at",
         "counted",
         "last_use",
-        "mark",
         "on_host",
         "replica",
         "resident",

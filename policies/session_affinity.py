@@ -107,7 +107,7 @@ class SessionAffinity(Policy):
         held = {resident.replica: resident for resident in request.residents}
         field = self._over(candidates, now)
         field.bring_up(now)
-        newborn = self._newborn(field, self._incumbent(request), now) if held else ~field.usable
+        newborn = self._newborn(field, self._incumbent(request), now) if held else None
         weighed = [
             self._terms(replica, field, held.get(replica), request, now, self._barred(replica, held, field, newborn))
             for replica in candidates
@@ -119,14 +119,16 @@ class SessionAffinity(Policy):
         choice.candidates = tuple(shown)
         return choice
 
-    def _barred(self, replica: Replica, held: dict[Replica, Resident], field: Field, newborn: NDArray[np.bool_]) -> str:
+    def _barred(
+        self, replica: Replica, held: dict[Replica, Resident], field: Field, newborn: NDArray[np.bool_] | None
+    ) -> str:
         """Why the replica cannot get the request whatever it costs; empty when it can."""
         i = field.index(replica)
         if replica in held:
             return ""
-        if not field.usable[i]:
+        if field.barred is not None and field.barred[i]:
             return "weight"
-        return "grace" if newborn[i] else ""
+        return "grace" if newborn is not None and newborn[i] else ""
 
     # What a candidate costs
 
@@ -171,7 +173,8 @@ class SessionAffinity(Policy):
         costs += config.theta_s * field.crowding
         if config.spread_s:
             costs += config.spread_s * field.running
-        costs[~field.usable] = np.inf
+        if field.barred is not None:
+            costs[field.barred] = np.inf
         return costs
 
     def _newborn(self, field: Field, incumbent: Resident, now: float) -> NDArray[np.bool_]:
@@ -187,13 +190,18 @@ class SessionAffinity(Policy):
         """Nothing of the prompt is resident anywhere: the least seconds, ties by rendezvous."""
         field = self._over(candidates, now)
         costs = self._costs(field, request, now)
-        near = [field.candidates[int(i)] for i in np.flatnonzero(costs <= costs.min() + TIE_S)]
+        best = int(costs.argmin())
+        least = float(costs[best])
+        ties = costs <= least + TIE_S
+        near = [field.candidates[best]]
+        if np.count_nonzero(ties) > 1:
+            near = [field.candidates[int(i)] for i in np.flatnonzero(ties)]
         if request.key is None:
             # Nobody will come back to it: among equals the one left longest.
             replica = min(near, key=lambda r: (cost.requests(r, now), r.last_lease))
             return self._choice(replica, Reason.NO_SESSION, request, None, now)
         home = request.last_home
-        if home is not None and costs[field.index(home)] <= costs.min() + self.config.hysteresis_s:
+        if home is not None and costs[field.index(home)] <= least + self.config.hysteresis_s:
             # A session that begins anew (compacted, or a client without history): the tools may still be there.
             return self._choice(home, Reason.HOME, request, None, now)
         replica = near[0] if len(near) == 1 else rendezvous(request.key, near)

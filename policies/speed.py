@@ -53,6 +53,8 @@ MIN_COMPLETION = 16
 """Shorter answers say little of the time between tokens."""
 FORGETTING = 0.99
 """Weight of what was known at each new observation: about the last hundred count."""
+SOLVED_EVERY = 16
+"""Answers between two solutions, from the second sixteen on: solving costs as much as placing a request."""
 _PRIOR = np.array((STEP_S, SLOPE_S, STALL))
 _PRIOR_WEIGHTS = np.array((2.0, 20.0, 1e-5))
 """How firmly each is held to its start: as by 2 answers, by 2 with a batch of 3, by 10 with a millisecond a token."""
@@ -61,7 +63,7 @@ _PRIOR_WEIGHTS = np.array((2.0, 20.0, 1e-5))
 class Speed:
     """Of one replica."""
 
-    __slots__ = ("_gram", "_moment", "_solved", "decodes", "factor", "prefills")
+    __slots__ = ("_gram", "_moment", "decode", "decodes", "factor", "prefills")
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -71,7 +73,8 @@ class Speed:
         """Answers that were learned from."""
         self._gram = np.zeros((3, 3))
         self._moment = np.zeros(3)
-        self._solved: tuple[float, float, float] | None = (STEP_S, SLOPE_S, STALL)
+        self.decode = (STEP_S, SLOPE_S, STALL)
+        """`step_s`, `slope_s` and `stall` as learned, each within its bounds."""
 
     def prefill_s(self, new_tokens: float, prefix_tokens: float) -> float:
         """Seconds to prefill `new_tokens` behind `prefix_tokens` that are resident."""
@@ -103,20 +106,17 @@ class Speed:
         self._moment *= FORGETTING
         self._moment += seen * (seconds / tokens)
         self.decodes += 1
-        self._solved = None
+        if self.decodes <= SOLVED_EVERY or self.decodes % SOLVED_EVERY == 0:
+            self._solve()
 
-    @property
-    def decode(self) -> tuple[float, float, float]:
-        """`step_s`, `slope_s` and `stall` as of now, each within its bounds."""
-        if self._solved is None:
-            gram = self._gram + np.diag(_PRIOR_WEIGHTS)
-            step, slope, stall = np.linalg.solve(gram, self._moment + _PRIOR_WEIGHTS * _PRIOR)
-            self._solved = (
-                _bounded(float(step), STEP_BOUNDS),
-                _bounded(float(slope), SLOPE_BOUNDS),
-                _bounded(float(stall), STALL_BOUNDS),
-            )
-        return self._solved
+    def _solve(self) -> None:
+        gram = self._gram + np.diag(_PRIOR_WEIGHTS)
+        step, slope, stall = np.linalg.solve(gram, self._moment + _PRIOR_WEIGHTS * _PRIOR)
+        self.decode = (
+            _bounded(float(step), STEP_BOUNDS),
+            _bounded(float(slope), SLOPE_BOUNDS),
+            _bounded(float(stall), STALL_BOUNDS),
+        )
 
 
 def _bounded(value: float, bounds: tuple[float, float]) -> float:

@@ -343,6 +343,19 @@ def test_a_request_without_a_key_is_not_remembered() -> None:
     assert len(balancer.directory) == 0
 
 
+def test_what_is_no_turn_of_a_conversation_goes_home_and_leaves_no_trace() -> None:
+    balancer = fleet(make("session_affinity"))
+    home = turn(balancer, Request(b"k", None, 7, 1_000), 1.0).replica
+    (noted,) = _homes(balancer, b"k", 2.0)
+    before = (noted.tokens, noted.last_use, home.cache.held_tokens)
+    lease = turn(balancer, Request(b"k", None, 7, 1_000, turn=False), 50.0)
+    stranger = turn(balancer, Request(b"new", None, 7, 1_000, turn=False), 52.0)
+    assert lease.replica is home
+    assert (noted.tokens, noted.last_use, home.cache.held_tokens) == before
+    assert len(balancer.directory) == 1
+    assert [(r.in_flight, r.pending) for r in (home, stranger.replica)] == [(0, 0)] * 2
+
+
 def test_the_home_is_known_from_the_moment_of_choice() -> None:
     """A fork sent while the first answer is awaited must find it."""
     balancer = fleet(make("session_affinity"))

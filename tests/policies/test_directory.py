@@ -149,7 +149,7 @@ def test_what_is_forgotten_takes_no_room_in_any_shadow(how: str) -> None:
         _put(directory, b"other", 1.0)
     else:
         for n in range(MAX_BRANCHES):
-            _put(directory, b"k", 1.0 + n)
+            _live_on(_put(directory, b"k", 1.0 + n), Replica("longer"), 2_000, 1.0 + n)
     assert [len(r.cache) for r in (a, b)] == [0, 0]
     assert [(r.cache.held_tokens, r.cache.live(1.0)) for r in (a, b)] == [(0, 0.0)] * 2
     assert not any(home.resident or home.tokens for home in homes)
@@ -203,6 +203,21 @@ def test_a_chain_shares_all_of_its_beginning(blocks: list[int], cut: int) -> Non
     assert shared(whole, b"") == 0
 
 
+def test_a_main_thread_outlives_its_fan_out() -> None:
+    directory = Directory()
+    replica = Replica("a")
+    main = Branch(b"k", 1, b"", 0.0)
+    home = Home(replica, 0.0)
+    main.homes.append(home)
+    replica.cache.touch(home, 100_000, 100_000, 0.0)
+    directory.put(main, 0.0)
+    for n in range(2 * MAX_BRANCHES):
+        branch = Branch(b"k", 2 + n, b"", 1.0 + n)
+        directory.put(branch, 1.0 + n)
+    assert directory.holds(main)
+    assert len(directory.branches(b"k", 50.0)) == MAX_BRANCHES
+
+
 # Against a model: every branch of every session in one flat list, in order of use.
 
 ROOM, IDLE_S = 3, 50.0
@@ -233,8 +248,8 @@ class _Model:
         self.notes.append(note)
         mine = self.of(note.branch.key)
         if len(mine) > MAX_BRANCHES:
-            idle = [n for n in mine[1:] if not n.branch.open]
-            self.notes.remove(idle[-1] if idle else mine[-1])
+            idle = [n for n in reversed(mine[1:]) if not n.branch.open]
+            self.notes.remove(min(idle, key=lambda n: n.branch.size()) if idle else mine[-1])
         for key in list(dict.fromkeys(n.branch.key for n in reversed(self.notes)))[ROOM:]:
             self.drop(key)
 

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from policies.balancer import Balancer
-from policies.events import Finished, FirstToken, ReplicaAdded, Routed
+from policies.events import Event, Finished, FirstToken, ReplicaAdded, Routed
 from policies.lease import Lease
 from policies.least_loaded import LeastLoaded
 from policies.registry import POLICIES, make
@@ -151,3 +151,34 @@ def test_a_shadow_outlives_a_switch() -> None:
     assert balancer.shadow is shadow
     turn(balancer, Request(), 6.0)
     assert sum(balancer.disagreements.values()) == 2
+
+
+class _Faulty(LeastLoaded):
+    """Fails when asked, or when told of the named event."""
+
+    def __init__(self, on: type | None = None) -> None:
+        super().__init__()
+        self.on = on
+
+    def pick(self, request: Request, candidates: Sequence[Replica], now: float) -> Choice:
+        if self.on is None:
+            raise RuntimeError("a fault of its own")
+        return super().pick(request, candidates, now)
+
+    def observe(self, event: Event) -> None:
+        if type(event) is self.on:
+            raise RuntimeError("a fault of its own")
+
+
+@pytest.mark.parametrize("on", [None, Routed, FirstToken, Finished], ids=lambda on: on.__name__ if on else "pick")
+def test_a_fault_of_a_shadow_ends_it_and_no_request(on: type | None) -> None:
+    balancer = fleet(make("session_affinity"), "ab")
+    balancer.run_shadow(_Faulty(on), 0.0)
+    lease = turn(balancer, Request(b"k", prompt_tokens=1_000), 1.0)
+    assert lease.finished
+    assert balancer.shadow is None
+    assert "a fault of its own" in balancer.shadow_fault
+    assert turn(balancer, Request(b"k", prompt_tokens=1_000), 5.0).replica is lease.replica
+    assert [(r.in_flight, r.pending) for r in balancer.ready] == [(0, 0)] * 2
+    balancer.run_shadow(make("random"), 6.0)
+    assert balancer.shadow_fault == ""
