@@ -21,6 +21,9 @@ Vector = NDArray[np.float64]
 MOST_BUSY = 0.7
 """Share of time in prefill beyond which the value function is not followed: it has a pole at 1 (placement study)."""
 
+MOST_DIRTY = 32
+"""Changes left for the next look, which are cheaper to see to at once than one by one; beyond, they would add up."""
+
 GRID_S = 1.0
 """Grid on which rates and live tokens decay, seconds."""
 
@@ -66,6 +69,7 @@ class Field:
         "_grid",
         "_index",
         "_live",
+        "_others_running",
         "_rates",
         "_tau_s",
         "arrivals",
@@ -81,7 +85,15 @@ class Field:
         "stall",
     )
 
-    def __init__(self, candidates: Sequence[Replica], rates: dict[Replica, Rates], tau_s: float, now: float) -> None:
+    def __init__(
+        self,
+        candidates: Sequence[Replica],
+        rates: dict[Replica, Rates],
+        tau_s: float,
+        now: float,
+        former: Field | None = None,
+    ) -> None:
+        """`former` are the vectors over the candidates of before: what it knows need not be looked up again."""
         size = len(candidates)
         self.candidates = candidates
         self._rates = rates
@@ -96,6 +108,8 @@ class Field:
         """Prefill seconds of others."""
         self.running: Vector = np.zeros(size)
         """Requests in flight, others' included."""
+        self._others_running: Vector = np.zeros(size)
+        """Those of others among them."""
         self._expires: Vector = np.full(size, inf)
         """When the report of others is too old to say anything; infinite when it says nothing now."""
         self.stall: Vector = np.zeros(size)
@@ -113,9 +127,22 @@ class Field:
         self.crowding: Vector = np.zeros(size)
         """Live tokens over capacity and weight."""
         self.born: Vector = np.array([replica.since for replica in candidates])
+        """When it joined, or its cache was last seen to be empty."""
         weightless = np.array([replica.weight <= 0.0 for replica in candidates])
         self.barred = weightless if weightless.any() and not weightless.all() else None
         """Which may get no new sessions: those without weight, unless none has any. None when all may."""
+        if former is not None:
+            self._take_over(former)
+
+    def _take_over(self, former: Field) -> None:
+        kept = [replica for replica in self.candidates if replica in former._index]
+        here = [self._index[replica] for replica in kept]
+        there = [former._index[replica] for replica in kept]
+        for name in _COPIED:
+            getattr(self, name)[here] = getattr(former, name)[there]
+        self._grid = former._grid
+        self._dirty.difference_update(kept)
+        self._dirty.update(replica for replica in former._dirty if replica in self._index)
 
     def index(self, replica: Replica) -> int:
         """Its place in the vectors. Raises KeyError when it is no candidate."""
@@ -123,44 +150,82 @@ class Field:
 
     def changed(self, replica: Replica) -> None:
         """Something happened there."""
-        if replica in self._index:
+        if len(self._dirty) >= MOST_DIRTY:
+            self.reported(replica)
+        elif replica in self._index:
             self._dirty.add(replica)
+            self.least_factor = min(self.least_factor, replica.speed.factor)
+
+    def reported(self, replica: Replica) -> None:
+        """As `changed`, but seen to at once: a thousand reports must not wait for one request."""
+        i = self._index.get(replica)
+        if i is not None:
+            self._set(i, replica)
             self.least_factor = min(self.least_factor, replica.speed.factor)
 
     def bring_up(self, now: float) -> None:
         """Bring all vectors up to the grid's present point and to what happened."""
         grid = floor(now / GRID_S) * GRID_S
-        passed = grid - self._grid
-        if passed > 0.0:
-            self._grid = grid
-            self._arrivals_per_s *= exp(-passed / self._tau_s)
-            self._busy *= exp(-passed / self._tau_s)
-            self._live *= exp(-passed / LIVE_TAU_S)
-            self._dirty.update(self.candidates[int(i)] for i in np.flatnonzero(self._expires < grid))
-        elif not self._dirty:
-            return
+        if grid > self._grid:
+            self._pass(grid)
         for replica in self._dirty:
             self._set(self._index[replica], replica)
         if self._dirty:
-            self.least_factor = float(self.factor.min())
             self._dirty.clear()
+
+    def _pass(self, grid: float) -> None:
+        """Time went on, for all of them alike."""
+        passed, self._grid = grid - self._grid, grid
+        self._arrivals_per_s *= exp(-passed / self._tau_s)
+        self._busy *= exp(-passed / self._tau_s)
+        self._live *= exp(-passed / LIVE_TAU_S)
         self.arrivals = self._arrivals_per_s / (2.0 * (1.0 - np.minimum(self._busy, MOST_BUSY)))
         self.crowding = self._live / self._capacity
+        self.least_factor = float(self.factor.min())
+        old = self._expires < grid
+        if old.any():
+            self.running[old] -= self._others_running[old]
+            self._others_running[old] = 0.0
+            self.others[old] = 0.0
+            self._expires[old] = inf
 
     def _set(self, i: int, replica: Replica) -> None:
         now = self._grid
+        self.born[i] = replica.since
         self.ends[i] = replica.prefill_ends
-        self.running[i] = cost.requests(replica, now)
+        running = cost.requests(replica, now)
+        self.running[i] = running
+        self._others_running[i] = running - replica.in_flight
         self.others[i] = cost.others_s(replica, now)
         load = replica.load
         told = load is not None and (replica.others_running or replica.others_tokens) and cost.fresh(replica, now)
         self._expires[i] = load.at + cost.REPORT_MAX_AGE_S if load is not None and told else inf
         self.factor[i] = replica.speed.factor
         self.stall[i] = replica.speed.decode[2]
-        self._live[i] = replica.cache.live(now)
-        self._capacity[i] = replica.cache.capacity * max(replica.weight, 1e-9)
+        self._live[i] = live = replica.cache.live(now)
+        self._capacity[i] = capacity = replica.cache.capacity * max(replica.weight, 1e-9)
+        self.crowding[i] = live / capacity
         rates = self._rates.get(replica)
         if rates is not None:
             left = rates.left(self._tau_s, now)
             self._arrivals_per_s[i] = rates.arrivals * left
-            self._busy[i] = rates.busy * left
+            self._busy[i] = busy = rates.busy * left
+            self.arrivals[i] = rates.arrivals * left / (2.0 * (1.0 - min(busy, MOST_BUSY)))
+
+
+_COPIED = (
+    "ends",
+    "others",
+    "running",
+    "_others_running",
+    "_expires",
+    "stall",
+    "factor",
+    "_arrivals_per_s",
+    "_busy",
+    "arrivals",
+    "_live",
+    "_capacity",
+    "crowding",
+)
+"""Vectors of what is known of a replica whoever the other candidates are."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies import cost
-from policies.events import Event, Finished, FirstToken, LoadReported, ReplicaRemoved, Routed
+from policies.events import Event, LoadReported, ReplicaAdded, ReplicaChanged, ReplicaRemoved, Routed
 from policies.field import Field, Rates, Vector
 from policies.hashing import rendezvous
 from policies.policy import Policy
@@ -75,6 +75,7 @@ class SessionAffinity(Policy):
         super().__init__(config)
         self._rates: dict[Replica, Rates] = {}
         self._field: Field | None = None
+        self._fleet_changed = False
 
     def pick(self, request: Request, candidates: Sequence[Replica], now: float) -> Choice:
         residents = request.residents
@@ -258,25 +259,30 @@ class SessionAffinity(Policy):
             if rates is None:
                 rates = self._rates[replica] = Rates()
             rates.add(event.choice.prefill_s, self.config.rate_tau_s, event.at)
-        elif isinstance(event, FirstToken | Finished | LoadReported):
-            replica = event.replica
-        else:
-            if isinstance(event, ReplicaRemoved):
-                self._rates.pop(event.replica, None)
-            self._field = None
+        elif isinstance(event, LoadReported):
+            if self._field is not None:
+                self._field.reported(event.replica)
             return
+        else:
+            replica = event.replica
+            if isinstance(event, ReplicaRemoved):
+                self._rates.pop(replica, None)
+            if isinstance(event, ReplicaAdded | ReplicaRemoved | ReplicaChanged):
+                self._fleet_changed = True
         if self._field is not None:
             self._field.changed(replica)
 
     def _over(self, candidates: Sequence[Replica], now: float) -> Field:
         """The vectors over these candidates, as of now."""
         field = self._field
-        if field is None or field.candidates is not candidates:
-            rest = field is not None and len(candidates) < len(field.candidates)
-            field = Field(candidates, self._rates, self.config.rate_tau_s, now)
-            if not rest:  # what failed requests leave is asked for once: no reason to drop what is kept up to date
-                self._field = field
-        return field
+        if field is not None and field.candidates is candidates:
+            return field
+        made = Field(candidates, self._rates, self.config.rate_tau_s, now, field)
+        # What failed requests leave of the candidates is asked for once: no reason to drop what is kept up to date.
+        if field is None or self._fleet_changed or len(candidates) > len(field.candidates):
+            self._field = made
+            self._fleet_changed = False
+        return made
 
     def snapshot(self) -> Snapshot:
         return Snapshot(

@@ -647,7 +647,7 @@ def test_grace_ends() -> None:
     new = Replica("c")
     balancer.join(new, 100.0)
     for replica in balancer.replicas.values():
-        replica.prefill_ends = 1_000.0 if replica is not new else 0.0
+        _busy(balancer, replica, 1_000.0 if replica is not new else 0.0, 100.0)
     assert balancer.explain(_main(20_000), 399.0).replica is home
     choice = balancer.explain(_main(20_000), 401.0)
     assert (choice.replica, choice.reason) == (new, Reason.MOVED)
