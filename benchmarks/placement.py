@@ -55,9 +55,11 @@ def turn(session: int) -> Request:
 class Measured:
     """A fleet under one policy."""
 
-    def __init__(self, policy: str, replicas: int) -> None:
+    def __init__(self, policy: str, replicas: int, shadow: str | None) -> None:
         self.balancer = Balancer(make(policy), Directory(SESSIONS))
         self.now = 0.0
+        if shadow is not None:
+            self.balancer.run_shadow(make(shadow), self.now)
         room = 2 * SESSIONS * 60_500 // replicas
         for number in range(replicas):
             replica = Replica(f"http://10.0.{number >> 8}.{number & 255}:30000")
@@ -99,7 +101,7 @@ class Measured:
                 self.balancer.report(replica, load, self.now)
 
 
-def measure(policy: str, replicas: int) -> Iterator[dict[str, object]]:
+def measure(policy: str, replicas: int, shadow: str | None) -> Iterator[dict[str, object]]:
     """One row for each kind of request."""
 
     def row(kind: str, sessions: Iterable[int]) -> dict[str, object]:
@@ -107,6 +109,7 @@ def measure(policy: str, replicas: int) -> Iterator[dict[str, object]]:
         return {
             "policy": policy,
             "request": kind,
+            **({"shadow": shadow} if shadow else {}),
             "replicas": replicas,
             "sessions": len(fleet.balancer.directory),
             "p50_us": round(taken_ns[len(taken_ns) // 2] / 1e3, 2),
@@ -115,10 +118,10 @@ def measure(policy: str, replicas: int) -> Iterator[dict[str, object]]:
             "end_p50_us": round(ended_ns[len(ended_ns) // 2] / 1e3, 2),
         }
 
-    fleet = Measured(policy, replicas)
+    fleet = Measured(policy, replicas, shadow)
     yield row("idle", range(MEASURED))
     drawn = random.Random(1)
-    fleet = Measured(policy, replicas)
+    fleet = Measured(policy, replicas, shadow)
     fleet.place(range(SESSIONS))
     fleet.make_busy(drawn.sample(range(SESSIONS), OPEN * replicas))
     yield row("known", (drawn.randrange(SESSIONS) for _ in range(MEASURED)))
@@ -131,6 +134,7 @@ def main() -> None:
     cli.add_argument(
         "--replicas", type=int, nargs="*", default=FLEETS, help="sizes of the fleet (default: %(default)s)"
     )
+    cli.add_argument("--shadow", choices=list(POLICIES), help="another policy, asked beside each")
     cli.add_argument("--output", type=Path, help="file that gets the results as JSON lines")
     args = cli.parse_args()
     unknown = [name for name in args.policies if name not in POLICIES]
@@ -138,7 +142,7 @@ def main() -> None:
         cli.error(f"unknown policy {', '.join(unknown)}; known: {', '.join(POLICIES)}")
     for policy in args.policies or POLICIES:
         for replicas in args.replicas:
-            for row in measure(policy, replicas):
+            for row in measure(policy, replicas, args.shadow):
                 line = json.dumps(row)
                 print(line, flush=True)
                 if args.output:

@@ -20,6 +20,7 @@ from policies import registry
 from policies.balancer import Balancer
 from policies.directory import Directory
 from router.admin import Admin
+from router.configuration import ConfigError
 from router.fleet import Fleet
 from router.garbage import Garbage
 from router.health import Health
@@ -49,8 +50,10 @@ class _Server(uvicorn.Server):
 class Router:
     """One process: data plane, core and control plane."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, read: Callable[[], Settings] | None = None) -> None:
+        """`read` reads the configuration anew, for SIGHUP; raises ConfigError. Without it SIGHUP stops the router."""
         self.settings = settings
+        self._read = read
         self.clock = time.monotonic
         directory = Directory(settings.directory.max_sessions, settings.directory.idle_s)
         self.balancer = Balancer(registry.make(settings.policy.name, settings.policy.parameters), directory)
@@ -96,8 +99,9 @@ class Router:
         sockets = _bind(settings.host, settings.port)
         admin_sockets = _bind(settings.admin.host, settings.admin.port)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
+        loop.add_signal_handler(signal.SIGHUP, self._reload if self._read is not None else self._signalled)
         self.proxy.start()
         for given in settings.replicas:
             self.fleet.join(given)
@@ -124,6 +128,21 @@ class Router:
         garbage.stop()
         self.access_log.close()
         return 1 if cut or lost else 0
+
+    def _reload(self) -> None:
+        """Read the configuration anew and put its policies in force; all or nothing."""
+        assert self._read is not None
+        try:
+            settings = self._read()
+            self.switching.reload(settings.policy, "SIGHUP")
+        except (ConfigError, ValueError) as error:
+            log.error("the configuration was not reloaded, nothing is changed: %s", error)
+            return
+        others = [name for name in type(settings).model_fields if name != "policy"]
+        if waiting := [name for name in others if getattr(settings, name) != getattr(self.settings, name)]:
+            log.warning("reloaded the policies; takes a restart: %s", ", ".join(waiting))
+        else:
+            log.info("reloaded the configuration")
 
     def _signalled(self) -> None:
         self._signals += 1

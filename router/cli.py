@@ -145,14 +145,14 @@ def _serve(given: argparse.Namespace) -> int:
     settings = _settings(given)
     _log_to_stderr(settings)
     try:
-        return uvloop.run(_run(settings))
+        return uvloop.run(_run(settings, (lambda: _settings(given)) if given.config else None))
     except CannotListen as error:
         _fail(str(error))
         return 1
 
 
-async def _run(settings: Settings) -> int:
-    return await Router(settings).run()
+async def _run(settings: Settings, read: Callable[[], Settings] | None) -> int:
+    return await Router(settings, read).run()
 
 
 def _check_config(given: argparse.Namespace) -> int:

@@ -38,6 +38,16 @@ class Switching:
         self._balancer.run_shadow(policy, self._clock())
         return self._changed("shadow policy", old, None if policy is None else described(policy), who)
 
+    def reload(self, settings: PolicySettings, who: str) -> None:
+        """Put in force what the settings say, where it differs. Raises ValueError and changes nothing then."""
+        policy = registry.make(settings.name, settings.parameters)
+        shadow = registry.make(settings.shadow.name, settings.shadow.parameters) if settings.shadow.name else None
+        if described(policy) != described(self._balancer.policy):
+            self.switch(policy, who)
+        running = self._balancer.shadow
+        if (shadow and described(shadow)) != (running and described(running)):
+            self.run_shadow(shadow, who)
+
     def _changed(self, what: str, old: dict[str, Any] | None, new: dict[str, Any] | None, who: str) -> dict[str, Any]:
         log.info("%s switched: %s -> %s, asked by %s", what, json.dumps(old), json.dumps(new), who)
         return {"old": old, "new": new}

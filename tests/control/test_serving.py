@@ -240,11 +240,47 @@ async def test_whoever_read_its_log_has_gone(tmp_path: Path, replica: FakeReplic
 # Stopping; more of it in tests/router/test_cli.py
 
 
-async def test_sighup_stops_it_too(start: Start, replica: FakeReplica) -> None:
+async def test_sighup_stops_it_too_when_there_is_no_file_to_read(tmp_path: Path, replica: FakeReplica) -> None:
     """A terminal that closes must not cut streams."""
-    router = await start(replica.url)
-    router.signal(signal.SIGHUP)
-    assert await asyncio.to_thread(router.wait_end, LIMIT_S) == 0
+    router = Router([replica.url], tmp_path / "router.log")
+    try:
+        await asyncio.to_thread(router.wait_ok, router.admin_url + "/readyz", LIMIT_S)
+        router.signal(signal.SIGHUP)
+        assert await asyncio.to_thread(router.wait_end, LIMIT_S) == 0
+    finally:
+        await asyncio.to_thread(router.stop)
+
+
+# Reloading
+
+
+async def test_sighup_puts_the_files_policy_in_force_and_a_fault_changes_nothing(
+    start: Start, replica: FakeReplica, tmp_path: Path
+) -> None:
+    router = await start(replica.url, settings="policy: {name: round_robin}")
+    config = tmp_path / "c.yaml"
+    async with httpx.AsyncClient(base_url=router.admin_url, trust_env=False) as client:
+
+        async def policy() -> tuple[str, object, object]:
+            said = (await client.get("/policy")).json()
+            return said["policy"], said["parameters"], said["shadow"] and said["shadow"]["name"]
+
+        assert await policy() == ("round_robin", {}, None)
+        changed = "policy: {name: random, parameters: {seed: 7}, shadow: {name: sticky}}"
+        config.write_text(f"{changed}\nlimits: {{body_bytes: 99}}")
+        router.signal(signal.SIGHUP)
+        await until(policy, lambda said: said == ("random", {"seed": 7}, "sticky"), LIMIT_S, "switched")
+        config.write_text("policy: {name: random, parameters: {seeds: 8}}")
+        router.signal(signal.SIGHUP)
+
+        async def log() -> str:
+            return router.log.read_text()
+
+        text = await until(log, lambda text: "nothing is changed" in text, LIMIT_S, "a fault told")
+        assert "seeds" in text
+        assert "known parameters: seed" in text
+        assert "takes a restart: limits" in text
+        assert await policy() == ("random", {"seed": 7}, "sticky")
 
 
 async def test_during_the_delay_new_clients_are_served_and_told_to_close(start: Start, replica: FakeReplica) -> None:
