@@ -227,8 +227,10 @@ class Balancer:
         branches = self.directory.branches(key, now)
         if len(branches) != 1 or branches[0].open:
             return True
-        known = branches[0].chain
-        return 2 * shared(known, condense(blocks)) <= links(known)
+        known, chain = branches[0].chain, condense(blocks)
+        if not known and not chain:
+            return False  # too short for a link, and so for a mistake to cost anything
+        return 2 * shared(known, chain) <= links(known)
 
     def _candidates(self, request: Request) -> tuple[Replica, ...]:
         candidates = self._ready
@@ -268,8 +270,9 @@ class Balancer:
             request.prompt_tokens = int(request.estimate_tokens * branch.ratio)
         elif branches:
             if not any(other.open for other in branches):
-                homes = (home.replica for other in branches for home in other.homes)
+                homes = [home.replica for other in branches for home in other.homes]
                 request.last_home = next((replica for replica in homes if self._usable(replica, request)), None)
+                request.lost = bool(homes) and request.last_home is None
         elif request.parent is not None and request.fingerprint:
             # A subagent may begin with its parent's conversation.
             found.branches = _of_conversation(self.directory.branches(request.parent, now), request.fingerprint)

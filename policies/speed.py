@@ -63,7 +63,7 @@ _PRIOR_WEIGHTS = np.array((2.0, 20.0, 1e-5))
 class Speed:
     """Of one replica."""
 
-    __slots__ = ("_gram", "_moment", "decode", "decodes", "factor", "prefills")
+    __slots__ = ("_sums", "decode", "decodes", "factor", "prefills")
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -71,8 +71,7 @@ class Speed:
         """Prefills that were learned from."""
         self.decodes = 0
         """Answers that were learned from."""
-        self._gram = np.zeros((3, 3))
-        self._moment = np.zeros(3)
+        self._sums = (0.0,) * 9
         self.decode = (STEP_S, SLOPE_S, STALL)
         """`step_s`, `slope_s` and `stall` as learned, each within its bounds."""
 
@@ -100,18 +99,29 @@ class Speed:
         itself included, and `neighbours_s` prefill seconds of others begun meanwhile."""
         if tokens < MIN_COMPLETION or not 0.0 < seconds < inf:
             return
-        seen = np.array((1.0, batch, neighbours_s / tokens))
-        self._gram *= FORGETTING
-        self._gram += np.outer(seen, seen)
-        self._moment *= FORGETTING
-        self._moment += seen * (seconds / tokens)
+        # Sums of products of 1, b and s with each other and with y; plain numbers, as most answers only add to them.
+        b, s, y = batch, neighbours_s / tokens, seconds / tokens
+        n, nb, ns, bb, bs, ss, ny, by, sy = self._sums
+        f = FORGETTING
+        self._sums = (
+            n * f + 1.0,
+            nb * f + b,
+            ns * f + s,
+            bb * f + b * b,
+            bs * f + b * s,
+            ss * f + s * s,
+            ny * f + y,
+            by * f + b * y,
+            sy * f + s * y,
+        )
         self.decodes += 1
         if self.decodes <= SOLVED_EVERY or self.decodes % SOLVED_EVERY == 0:
             self._solve()
 
     def _solve(self) -> None:
-        gram = self._gram + np.diag(_PRIOR_WEIGHTS)
-        step, slope, stall = np.linalg.solve(gram, self._moment + _PRIOR_WEIGHTS * _PRIOR)
+        n, nb, ns, bb, bs, ss, ny, by, sy = self._sums
+        gram = np.array(((n, nb, ns), (nb, bb, bs), (ns, bs, ss))) + np.diag(_PRIOR_WEIGHTS)
+        step, slope, stall = np.linalg.solve(gram, np.array((ny, by, sy)) + _PRIOR_WEIGHTS * _PRIOR)
         self.decode = (
             _bounded(float(step), STEP_BOUNDS),
             _bounded(float(slope), SLOPE_BOUNDS),

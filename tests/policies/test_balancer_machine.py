@@ -226,7 +226,7 @@ class BalancerMachine(RuleBasedStateMachine):
         if key is None or len(branches := self.balancer.directory.branches(key, self.now)) != 1:
             assert unsure
         else:
-            assert unsure or (blocks and not branches[0].open)
+            assert unsure or not branches[0].open
 
     @rule(target=open_leases, entry=consumes(open_leases))
     def redispatch(self, entry: Entry) -> object:
