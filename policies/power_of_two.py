@@ -9,9 +9,9 @@ from itertools import accumulate
 from typing import Any
 
 from policies.events import Event, Routed
-from policies.hashing import uniform
 from policies.least_loaded import fewest_in_flight
 from policies.policy import Policy
+from policies.scoring import draw
 from policies.types import Choice, Reason, Replica, Request
 
 
@@ -44,7 +44,7 @@ class PowerOfTwo(Policy):
         if candidates is not self._candidates:
             self._urn = Urn(candidates)
             self._candidates = candidates if isinstance(candidates, tuple) else ()
-        chances = (uniform(n.to_bytes(8, "big"), self._seed) for n in (self._draws, self._draws + 1))
+        chances = (draw(n, self._seed) for n in (self._draws, self._draws + 1))
         return Choice(fewest_in_flight(self._urn.two(*chances)), Reason.LEAST_LOADED)
 
     def observe(self, event: Event) -> None:

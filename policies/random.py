@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from policies.events import Event, Routed
-from policies.hashing import uniform
 from policies.policy import Policy
+from policies.scoring import draw
 from policies.types import Choice, Reason, Replica, Request
 
 
@@ -35,8 +35,8 @@ class Random(Policy):
         self._draws = 0
 
     def pick(self, request: Request, candidates: Sequence[Replica], now: float) -> Choice:
-        draw = uniform(self._draws.to_bytes(8, "big"), self._seed)
-        return Choice(candidates[int(draw * len(candidates))], Reason.RANDOM)
+        drawn = draw(self._draws, self._seed)
+        return Choice(candidates[int(drawn * len(candidates))], Reason.RANDOM)
 
     def observe(self, event: Event) -> None:
         if type(event) is Routed:

@@ -1,4 +1,4 @@
-"""What the policies that look at prefixes have in common beside the index."""
+"""What several policies have in common: weights, draws, what follows from a share held, what an explanation shows."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def draw(number: int, seed: str) -> float:
     return uniform(number.to_bytes(8, "big"), seed)
 
 
-def shortlist(weighed: Sequence[Candidate], chosen: Replica) -> tuple[Candidate, ...]:
+def shortlist(weighed: Sequence[Candidate], chosen: Replica, most: int = SHOWN) -> tuple[Candidate, ...]:
     """The few with the least cost, the chosen one among them."""
     ranked = sorted(weighed, key=lambda candidate: candidate.cost)
-    best = ranked[:SHOWN]
+    best = ranked[:most]
     if all(candidate.replica is not chosen for candidate in best):
         best[-1] = next(candidate for candidate in ranked if candidate.replica is chosen)
     return tuple(best)

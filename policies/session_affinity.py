@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
@@ -15,7 +15,8 @@ from policies.events import Event, LoadReported, ReplicaAdded, ReplicaChanged, R
 from policies.field import Field, Rates, Vector
 from policies.hashing import rendezvous
 from policies.policy import Policy
-from policies.speed import OVERHEAD_S, PER_PAIR_S, PER_TOKEN_S
+from policies.scoring import shortlist
+from policies.speed import unit_prefill_s
 from policies.types import Candidate, Choice, Needs, Reason, Replica, Request, Resident, Snapshot
 
 EXPLAINED = 8
@@ -85,7 +86,7 @@ class SessionAffinity(Policy):
         stay_s = self._resident_s(incumbent, request, now)
         field = self._over(candidates, now)
         # No other can cost less than a full prefill at the fleet's best speed, or than what holds it, too.
-        bound = field.least_factor * _cold(max(0, request.prompt_tokens))
+        bound = field.least_factor * unit_prefill_s(max(0, request.prompt_tokens), 0)
         for other in residents:
             if other is not incumbent:
                 bound = min(bound, self._resident_s(other, request, now))
@@ -113,11 +114,7 @@ class SessionAffinity(Policy):
             self._terms(replica, field, held.get(replica), request, now, self._barred(replica, held, field, newborn))
             for replica in candidates
         ]
-        weighed.sort(key=lambda candidate: candidate.cost)
-        shown = weighed[:EXPLAINED]
-        if not any(candidate.replica is choice.replica for candidate in shown):
-            shown[-1] = next(candidate for candidate in weighed if candidate.replica is choice.replica)
-        choice.candidates = tuple(shown)
+        choice.candidates = shortlist(weighed, choice.replica, EXPLAINED)
         return choice
 
     def _barred(
@@ -144,14 +141,18 @@ class SessionAffinity(Policy):
         wait_s = cost.expected_wait(replica, now)
         running = cost.requests(replica, now)
         config = self.config
-        rates = self._rates.get(replica)
-        arrivals = rates.delay(config.rate_tau_s, now) if rates is not None else 0.0
+        arrivals = self._arrivals(replica, now)
         return float(
             wait_s
             + prefill_s * (1.0 + config.beta * replica.speed.decode[2] * running)
             + config.gamma * arrivals * prefill_s * (prefill_s + 2.0 * wait_s)
             + config.spread_s * running
         )
+
+    def _arrivals(self, replica: Replica, now: float) -> float:
+        """Its arrivals a second over twice its idle share, as in `Field.arrivals`."""
+        rates = self._rates.get(replica)
+        return rates.delay(self.config.rate_tau_s, now) if rates is not None else 0.0
 
     def _costs(self, field: Field, request: Request, now: float) -> Vector:
         """Seconds on each candidate, none of the prompt being resident. Never NaN; infinite where none may go."""
@@ -160,7 +161,7 @@ class SessionAffinity(Policy):
         wait = field.ends - now
         np.maximum(wait, 0.0, out=wait)
         wait += field.others
-        prefill = field.factor * _cold(max(0, request.prompt_tokens))
+        prefill = field.factor * unit_prefill_s(max(0, request.prompt_tokens), 0)
         costs: Vector = config.beta * field.stall * field.running
         costs += 1.0
         costs *= prefill
@@ -236,8 +237,7 @@ class SessionAffinity(Policy):
             running, arrivals = float(field.running[i]), float(field.arrivals[i])
         else:  # as in _resident_s
             wait_s, running = cost.expected_wait(replica, now), cost.requests(replica, now)
-            rates = self._rates.get(replica)
-            arrivals = rates.delay(config.rate_tau_s, now) if rates is not None else 0.0
+            arrivals = self._arrivals(replica, now)
         terms = {
             "queue": wait_s,
             "prefill": prefill_s,
@@ -285,16 +285,9 @@ class SessionAffinity(Policy):
         return made
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(
-            self.name,
-            asdict(self.config),
-            {
-                replica.id: {"arrivals_per_s": round(rates.arrivals, 4), "prefill_share": round(rates.busy, 4)}
-                for replica, rates in self._rates.items()
-            },
-        )
-
-
-def _cold(tokens: int) -> float:
-    """Seconds to prefill so many tokens with nothing resident, at a speed factor of 1."""
-    return OVERHEAD_S + tokens * (PER_TOKEN_S + 0.5 * tokens * PER_PAIR_S)
+        snapshot = super().snapshot()
+        snapshot.state = {
+            replica.id: {"arrivals_per_s": round(rates.arrivals, 4), "prefill_share": round(rates.busy, 4)}
+            for replica, rates in self._rates.items()
+        }
+        return snapshot

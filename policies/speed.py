@@ -60,6 +60,11 @@ _PRIOR_WEIGHTS = np.array((2.0, 20.0, 1e-5))
 """How firmly each is held to its start: as by 2 answers, by 2 with a batch of 3, by 10 with a millisecond a token."""
 
 
+def unit_prefill_s(new_tokens: float, prefix_tokens: float) -> float:
+    """Seconds to prefill `new_tokens` behind `prefix_tokens` that are resident, at a factor of 1."""
+    return OVERHEAD_S + new_tokens * (PER_TOKEN_S + (prefix_tokens + 0.5 * new_tokens) * PER_PAIR_S)
+
+
 class Speed:
     """Of one replica."""
 
@@ -77,7 +82,7 @@ class Speed:
 
     def prefill_s(self, new_tokens: float, prefix_tokens: float) -> float:
         """Seconds to prefill `new_tokens` behind `prefix_tokens` that are resident."""
-        return self.factor * (OVERHEAD_S + new_tokens * (PER_TOKEN_S + (prefix_tokens + 0.5 * new_tokens) * PER_PAIR_S))
+        return self.factor * unit_prefill_s(new_tokens, prefix_tokens)
 
     def tell(self, tokens_per_s: float) -> None:
         """Take the engine's own word, as long as nothing better was seen. Impossible speeds are not believed."""
