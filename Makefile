@@ -1,6 +1,6 @@
 # What people and CI run. Each target sets up what it needs in .venv (or a folder of its own) first.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format lock test-haproxy test-engine test-clients bench bench-peers bench-placement wheel clean
+.PHONY: help setup run test lint format lock test-fronts test-dashboards test-ui test-engine test-clients fuzz soak bench bench-peers bench-placement check-independent dashboards pictures wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -11,8 +11,10 @@ setup: ## Create .venv with pinned dependencies
 run: setup ## Start warmroute on 127.0.0.1:8080 before three emulated replicas (or REPLICAS=http://a:30000,http://b:30000)
 	@exec .venv/bin/python scripts/run.py
 
-test: setup ## Every test that needs neither engine nor agents nor HAProxy
-	.venv/bin/python -m pytest -m "not engine and not clients and not haproxy"
+TEST_WORKERS ?= 4
+
+test: setup ## Every test that needs neither engine nor agents nor other proxies, TEST_WORKERS (4) at a time
+	.venv/bin/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m "not engine and not clients and not fronts and not prometheus and not browser"
 
 lint: setup ## Lint, format check and strict types
 	.venv/bin/ruff check .
@@ -24,14 +26,26 @@ format: setup ## Put the code into shape
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-test-haproxy: setup ## Tests beside HAProxy (installs it when missing, on Debian or Ubuntu as root)
-	scripts/test-haproxy
+test-fronts: setup ## Tests beside and behind HAProxy, nginx and Envoy (installs them when missing, on Debian or Ubuntu as root)
+	scripts/test-fronts
+
+test-dashboards: setup ## Every query of dashboards and alerts, with a real Prometheus (installs it when missing, likewise)
+	scripts/test-dashboards
+
+test-ui: setup ## The live page in Chromium (installs it when missing, likewise)
+	scripts/test-ui
 
 test-engine: setup ## Tests with two real SGLang servers on the CPU (installs them into .engine the first time)
 	scripts/test-engine
 
 test-clients: setup ## Tests with real coding agents (installs them into .clients the first time)
 	scripts/test-clients
+
+fuzz: setup ## Feed the data path hostile bytes for FUZZ_S seconds (600), from case FUZZ_SEED on
+	@.venv/bin/python -m tests.fuzz
+
+soak: setup ## Run mixed traffic with failing replicas for SOAK_S seconds (3600), and say what leaked or broke
+	@.venv/bin/python -m tests.soak
 
 bench: setup ## Measure warmroute alone
 	scripts/bench
@@ -42,11 +56,23 @@ bench-peers: setup ## Measure warmroute beside HAProxy, nginx, Envoy and SGLang'
 bench-placement: setup ## Measure what one placement costs, every policy, 16 to 1,000 replicas
 	@.venv/bin/python -m benchmarks.placement
 
+check-independent: setup ## Compare the simulator with NVIDIA Dynamo's mocker (installs it into .dynamo the first time)
+	scripts/check-independent
+
 lock: setup ## Pin dependencies anew into requirements/lock.txt
 	scripts/lock
+
+dashboards: setup ## Write deploy/dashboards/*.json anew, and draw their pictures for the documents from a watched run
+	.venv/bin/python -m deploy.dashboards
+	scripts/need prometheus
+	.venv/bin/python -m tests.deploy.pictures
+
+pictures: setup ## Take pictures of the live page for the documents, before emulated replicas under load
+	scripts/need chromium
+	.venv/bin/python -m tests.ui.pictures
 
 wheel: setup ## Build wheel and sdist into dist/
 	.venv/bin/python -m build --no-isolation
 
 clean: ## Remove everything that make has made
-	rm -rf .venv .engine .clients .peers dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .engine .clients .peers .dynamo .fronts dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

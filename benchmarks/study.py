@@ -1,10 +1,9 @@
-"""The placement study, in the simulator: which term earns its place, what even load costs, how the policies compare.
+"""The placement study, in the simulator: which term earns its place, and what even load costs.
 
     ablation     session_affinity with one parameter changed, against itself as it is by default: four fleets (INT4 and
                  FP8 KV, with and without host tier) at 30, 60, 80 and 95 % of capacity, recorded sessions
     dispersion   what a smaller variance of running requests costs: the setting of the published claims (about five
                  running on each replica, short gaps, forks), and recorded sessions at 80 %
-    policies     every policy over the same fleets at 60, 80 and 95 %, and the claims' setting
 
 Prints tables in Markdown; `--output` keeps each run as a JSON line. Ratios are geometric means over paired scenarios
 and seeds. Deterministic, but for its own speed.
@@ -17,14 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, log, sqrt
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from policies.registry import POLICIES
 from sim import scenario as scenarios
+from sim import scenario_file
 
 FLEETS = ("int4", "fp8", "int4-nohost", "fp8-nohost")
 STAR = "session_affinity"
@@ -93,11 +92,9 @@ class Job:
 
 def run(job: Job) -> Row:
     """The figures of one run."""
-    scenario = scenarios.find(job.scenario)
-    if job.load is not None:
-        scenario = replace(scenario, load=job.load)
+    scenario = scenario_file.find(job.scenario, {} if job.load is None else {"load": job.load})
     about = {"policy": job.policy, "parameters": dict(job.parameters), "scenario": job.scenario}
-    result = scenarios.run(scenario, job.seed, job.policy, dict(job.parameters))
+    result = scenarios.run(scenario, job.seed, job.policy, dict(job.parameters)).measure.result()
     return {**about, "load": scenario.load, "seed": job.seed, **result}
 
 
@@ -162,10 +159,7 @@ def mean(rows: Sequence[Row], key: str) -> float:
 def jobs(what: str, seeds: Iterable[int]) -> list[Job]:
     """What is to be run."""
     variants: list[tuple[str, Parameters]]
-    if what == "policies":
-        variants = [(name, {}) for name in POLICIES]
-        settings = [(name, load) for name in FLEETS for load in (0.6, 0.8, 0.95)] + [("claims", None)]
-    elif what == "dispersion":
+    if what == "dispersion":
         variants = [(STAR, changed) for changed in SPREADS]
         settings = [("claims", None), ("int4", 0.8), ("int4-nohost", 0.8)]
     else:
@@ -181,7 +175,7 @@ def jobs(what: str, seeds: Iterable[int]) -> list[Job]:
 
 def main() -> None:
     cli = argparse.ArgumentParser(description="The placement study, in the simulator.")
-    cli.add_argument("what", choices=("ablation", "dispersion", "policies"))
+    cli.add_argument("what", choices=("ablation", "dispersion"))
     cli.add_argument("--seeds", default="41..43", help="first..last (default: %(default)s)")
     cli.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
     cli.add_argument("--output", type=Path, help="file that gets each run as a JSON line")
@@ -195,13 +189,8 @@ def main() -> None:
             if args.output:
                 with args.output.open("a") as output:
                     output.write(json.dumps(row) + "\n")
-    if args.what != "dispersion":
-        print("\n".join(ratio_table(named)), end="\n\n")
-    if args.what != "ablation":
-        some = {"claims"} if args.what == "policies" else {"claims", "int4", "int4-nohost"}
-        print(
-            "\n".join(figure_table({name: [r for r in rows if r["scenario"] in some] for name, rows in named.items()}))
-        )
+    table = figure_table if args.what == "dispersion" else ratio_table
+    print("\n".join(table(named)))
 
 
 if __name__ == "__main__":

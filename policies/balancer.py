@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
-from policies import cost
-from policies.directory import MAX_HOMES, Branch, Directory, condense, links, shared
+from policies import cost, lag, settling
+from policies.directory import Directory
 from policies.events import (
     CacheCleared,
     Event,
@@ -17,15 +17,14 @@ from policies.events import (
     ReplicaChanged,
     ReplicaRemoved,
     Routed,
+    RoutedElsewhere,
 )
 from policies.lease import Lease
+from policies.lookup import Found, look_up, unsure
 from policies.policy import Policy
 from policies.regret import Regret
-from policies.residency import Home
-from policies.types import Choice, Load, Outcome, Phase, Reason, Replica, Request, Resident, State, Usage
-
-_UNKNOWN = 1 << 62
-"""Tokens of a prompt of which nothing is known: no less than any home holds."""
+from policies.sharing import Note, hear
+from policies.types import TRIALS, Choice, Load, Outcome, Reason, Replica, Request, State, Usage
 
 
 class NoReplica(Exception):
@@ -34,21 +33,6 @@ class NoReplica(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-class _Found:
-    """What the directory knows of a request."""
-
-    __slots__ = ("branch", "branches", "chain", "holders")
-
-    def __init__(self) -> None:
-        self.branches: Sequence[Branch] = ()
-        """Of its conversation."""
-        self.branch: Branch | None = None
-        """The one it continues, or forks from when that one is under way."""
-        self.chain = b""
-        self.holders: dict[Replica, Resident] = {}
-        """Also those that are no candidates."""
 
 
 class Balancer:
@@ -68,8 +52,20 @@ class Balancer:
         self.replicas: dict[str, Replica] = {}
         self.leases = 0
         """Leases ever opened."""
+        self.in_flight = 0
+        """Leases open now, of replicas that have left, too. Only Lease changes it."""
+        self.in_flight_tokens = 0
+        """Prompt tokens of the same leases. Only Lease changes it."""
+        self.pending = 0
+        """Those of the open leases that await their first token. Only Lease changes it."""
+        self.prefilled_s = 0.0
+        """Expected prefill seconds of all leases that ever had their first token. Only Lease changes it."""
         self.regret = Regret()
+        self.on_home: Callable[[Lease], None] | None = None
+        """Called when a lease has changed what is known of a conversation's homes: as it is opened, and as it ends."""
         self._ready: tuple[Replica, ...] = ()
+        self._finishing: frozenset[Replica] = frozenset()
+        self._judge_at = 0.0
         self._listening()
 
     @property
@@ -84,11 +80,11 @@ class Balancer:
 
         Raises ValueError when its weight is negative or not a finite number.
         """
-        if not 0.0 <= replica.weight < inf:
-            raise ValueError(f"replica {replica.id}: weight must be 0 or more and finite, got {replica.weight}")
+        _check_weight(replica.id, replica.weight)
         if replica.id in self.replicas:
             self.leave(replica.id, now)
-        replica.since = now
+        replica.since = replica.started = now
+        replica.present = True
         self.replicas[replica.id] = replica
         self._refresh()
         self._tell(ReplicaAdded(now, replica))
@@ -96,6 +92,7 @@ class Balancer:
     def leave(self, replica_id: str, now: float) -> Replica:
         """Remove a replica; its open leases end in their own time. Raises KeyError when it is unknown."""
         replica = self.replicas.pop(replica_id)
+        replica.present = False
         replica.cache.clear()
         self._refresh()
         self._tell(ReplicaRemoved(now, replica))
@@ -104,44 +101,92 @@ class Balancer:
     def set_state(self, replica: Replica, state: State, now: float) -> None:
         was = replica.state
         replica.state = state
-        if was is state or not self._present(replica):
+        if was is state or not replica.present:
             return
+        if state is State.READY:
+            replica.started = now
         self._refresh()
         self._tell(ReplicaChanged(now, replica, was))
+
+    def set_weight(self, replica: Replica, weight: float, now: float) -> None:
+        """Give a replica another share of traffic. Raises ValueError as `join` does."""
+        _check_weight(replica.id, weight)
+        replica.weight = weight
+        if replica.present:
+            self._refresh()  # policies know a fleet by the tuple of its candidates
+            self._tell(ReplicaChanged(now, replica, replica.state))
 
     def report(self, replica: Replica, load: Load, now: float) -> None:
         """Take an engine's word on its load, its capacities and its speed.
 
         Own requests are noted with it, so that others' can be told apart. As the report and our count are not of
-        one instant, only what two reports in a row see beyond our own is taken for others'.
+        one instant, only what two reports in a row see beyond our own, and beyond what other routers tell of theirs,
+        is taken for that of somebody else.
         """
         load.own_running = replica.in_flight
         load.own_tokens = replica.prefill_tokens
-        running = max(0, (load.running or 0) + (load.waiting or 0) - load.own_running)
-        tokens = max(0, (load.waiting_tokens or 0) - load.own_tokens)
-        last = replica.last_others or (running, tokens)
-        replica.last_others = (running, tokens)
-        replica.others_running, replica.others_tokens = min(running, last[0]), min(tokens, last[1])
+        running = max(0, (load.running or 0) + (load.waiting or 0) - load.own_running - replica.routers[0])
+        tokens = max(0, (load.waiting_tokens or 0) - load.own_tokens - replica.routers[1])
+        last = replica.last_foreign or (running, tokens)
+        replica.last_foreign = (running, tokens)
+        replica.foreign = (min(running, last[0]), min(tokens, last[1]))
         replica.load = load
+        self._add_others(replica, load.at)
         replica.cache.resize(load.capacity_tokens, load.host_capacity_tokens)
         if load.prefill_tokens_per_s is not None:
             replica.speed.tell(load.prefill_tokens_per_s)
-        if self._present(replica):
+        if replica.present:
             self._tell(LoadReported(now, replica, load))
+
+    def hear_load(self, replica: Replica, running: int, tokens: int, pending_s: float, now: float) -> None:
+        """Take the other routers' word on what they have there: requests in flight, and of those that await their first
+        token the unprefilled tokens and the expected prefill seconds.
+
+        Theirs and ours stand in one queue: what they add comes behind what is known, what they have done is gone.
+        """
+        added_s = pending_s - replica.routers_s
+        replica.routers, replica.routers_s, replica.routers_at = (running, tokens), pending_s, now
+        if added_s > 0.0:
+            replica.prefill_ends = max(now, replica.prefill_ends) + added_s
+        elif added_s < 0.0:
+            replica.prefill_ends = cost.prefills_end(replica, now)
+        if not cost.fresh(replica, now):
+            replica.foreign = (0, 0)
+        self._add_others(replica, now)
+        if replica.present:
+            if added_s > 0.0:
+                self._tell(RoutedElsewhere(now, replica, added_s))
+            self._tell(LoadReported(now, replica, None))
+
+    def _add_others(self, replica: Replica, at: float) -> None:
+        replica.others_running = replica.routers[0] + replica.foreign[0]
+        replica.others_tokens = replica.foreign[1]
+        replica.others_at = max(at, replica.others_at)
+
+    def hear(self, note: Note, now: float) -> None:
+        """Take another router's word for a conversation's home. Nothing happens for a replica that is not known."""
+        replica = self.replicas.get(note.replica)
+        if replica is not None:
+            hear(self.directory, replica, note, now)
 
     def cache_cleared(self, replica: Replica, now: float) -> None:
         """Its KV cache is empty: nothing placed there until now is resident any more."""
         replica.since = now
         replica.cache.clear()
-        if self._present(replica):
+        if replica.present:
             self._tell(CacheCleared(now, replica))
 
-    def _present(self, replica: Replica) -> bool:
-        """Whether it is in the fleet: probes and polls may end after their replica has left."""
-        return self.replicas.get(replica.id) is replica
-
     def _refresh(self) -> None:
-        self._ready = tuple(r for _, r in sorted(self.replicas.items()) if r.state is State.READY)
+        self._ready = tuple(r for _, r in sorted(self.replicas.items()) if _takes(r))
+        self._finishing = frozenset(r for r in self.replicas.values() if r.state is State.FINISHING)
+
+    def _tried(self, replica: Replica, trials: int, now: float) -> None:
+        """So many requests more are on trial there; at the bound it is no candidate."""
+        took = _takes(replica)
+        replica.trials += trials
+        if replica.present and took is not _takes(replica):
+            self._refresh()
+            self._tell(ReplicaChanged(now, replica, replica.state))
 
     # Policies
 
@@ -182,23 +227,74 @@ class Balancer:
 
     def acquire(self, request: Request, now: float) -> Lease:
         """Choose a replica and open a lease on it. Raises NoReplica when there is none to choose."""
-        candidates = self._candidates(request)
-        found = self._look_up(request, now)
-        choice = self._complete(self.policy.pick(request, candidates, now), request, found)
-        if self.shadow is not None:
-            self._compare(choice, self.shadow, request, candidates, now)
+        found = look_up(self.directory, request, now)
+        choice = self._stay(request, found, now) if self._finishing else None
+        if choice is None:
+            candidates = self._candidates(request)
+            choice = self._as_proposed(request, now) or self.policy.pick(request, candidates, now)
+            choice = self._complete(choice, request, found)
+            if self.shadow is not None:
+                self._compare(choice, self.shadow, request, candidates, now)
         lease = Lease(self, request, choice, now)
         if request.key is not None and request.turn:
-            self._place(lease, found, now)
+            settling.place(lease, self.directory, found, now)
+            if self.on_home is not None:
+                self.on_home(lease)
         if self.told:
             self._tell(Routed(now, request, choice))
+        if choice.replica.state is State.HALF_OPEN:
+            lease.trial = True
+            self._tried(choice.replica, 1, now)
         return lease
 
     def explain(self, request: Request, now: float) -> Choice:
         """What `acquire` would choose and why, with nothing changed. Raises NoReplica likewise."""
-        candidates = self._candidates(request)
-        found = self._look_up(request, now)
-        return self._complete(self.policy.explain(request, candidates, now), request, found)
+        return self._ask(self.policy.explain, request, now)
+
+    def propose(self, request: Request, now: float) -> Choice:
+        """As `explain`, without the candidates that were not chosen."""
+        return self._ask(self.policy.pick, request, now)
+
+    def _ask(
+        self, choose: Callable[[Request, Sequence[Replica], float], Choice], request: Request, now: float
+    ) -> Choice:
+        found = look_up(self.directory, request, now)
+        choice = self._stay(request, found, now) if self._finishing else None
+        if choice is None:
+            choice = self._complete(choose(request, self._candidates(request), now), request, found)
+        return choice
+
+    def _as_proposed(self, request: Request, now: float) -> Choice | None:
+        """What was proposed for a session of which nothing is known yet, if it may still be sent there."""
+        given = request.proposed
+        if given is None or request.known or given.replica in request.failed:
+            return None
+        if not (given.replica.present and _takes(given.replica)):
+            return None
+        return Choice(given.replica, given.reason, cost.expected_wait(given.replica, now))
+
+    def _stay(self, request: Request, found: Found, now: float) -> Choice | None:
+        """The choice of a conversation that is resident only on replicas that finish their sessions: it is no policy's.
+
+        Else None: what begins, in a known session too, is placed among those that are ready.
+        """
+        if found.branch is None or request.residents:
+            return None
+        stays = [r for r in found.holders.values() if r.replica in self._finishing and r.replica not in request.failed]
+        if not stays:
+            return None
+        resident = max(stays, key=lambda r: (r.own, r.tokens))
+        request.residents = (resident,)
+        request.lost = False
+        choice = Choice(resident.replica, Reason.HOME, cost.expected_wait(resident.replica, now))
+        return self._complete(choice, request, found)
+
+    def stays(self, request: Request, now: float) -> Replica | None:
+        """The replica that finishes its sessions, this one's among them, and may be sent the request; else None."""
+        if not self._finishing:
+            return None
+        choice = self._stay(request, look_up(self.directory, request, now), now)
+        return None if choice is None else choice.replica
 
     def _compare(
         self, choice: Choice, shadow: Policy, request: Request, candidates: tuple[Replica, ...], now: float
@@ -218,24 +314,14 @@ class Balancer:
         self._listening()
 
     def unsure(self, key: bytes | None, blocks: Sequence[int], now: float) -> bool:
-        """Whether a request's fingerprint is needed to tell which conversation it belongs to.
-
-        Not when its session has one branch, idle, that the request visibly continues: then its body need not be parsed.
-        """
-        if key is None:
-            return True
-        branches = self.directory.branches(key, now)
-        if len(branches) != 1 or branches[0].open:
-            return True
-        known, chain = branches[0].chain, condense(blocks)
-        if not known and not chain:
-            return False  # too short for a link, and so for a mistake to cost anything
-        return 2 * shared(known, chain) <= links(known)
+        """Whether a request's fingerprint is needed to tell which conversation it belongs to."""
+        return unsure(self.directory, key, blocks, now)
 
     def _candidates(self, request: Request) -> tuple[Replica, ...]:
         candidates = self._ready
         if request.failed:
-            candidates = tuple(r for r in candidates if r not in request.failed)
+            failed = set(request.failed)  # while caps are reached there may be as many as replicas
+            candidates = tuple(r for r in candidates if r not in failed)
             if not candidates and self._ready:
                 raise NoReplica("all_failed")
         if not candidates:
@@ -246,76 +332,9 @@ class Balancer:
         states = {r.state for r in self.replicas.values()}
         if not states:
             return "no_replicas"
-        return "all_draining" if states == {State.DRAINING} else "all_ejected"
+        return "all_draining" if states <= {State.DRAINING, State.FINISHING} else "all_ejected"
 
-    def _look_up(self, request: Request, now: float) -> _Found:
-        """Fill in what the directory knows of the request."""
-        request.residents = ()
-        request.known = request.lost = request.concurrent = False
-        request.last_home = None
-        request.once_tokens = 0
-        if request.estimate_tokens < 0:
-            request.estimate_tokens = request.prompt_tokens
-        request.prompt_tokens = request.estimate_tokens
-        found = _Found()
-        if request.key is None:
-            return found
-        branches = self.directory.branches(request.key, now)
-        request.known = bool(branches)
-        found.chain = condense(request.blocks)
-        found.branches = _of_conversation(branches, request.fingerprint)
-        found.branch = branch = _continued(found.branches, found.chain)
-        if branch is not None:
-            request.concurrent = branch.open > 0
-            request.prompt_tokens = int(request.estimate_tokens * branch.ratio)
-        elif branches:
-            if not any(other.open for other in branches):
-                homes = [home.replica for other in branches for home in other.homes]
-                request.last_home = next((replica for replica in homes if self._usable(replica, request)), None)
-                request.lost = bool(homes) and request.last_home is None
-        elif request.parent is not None and request.fingerprint:
-            # A subagent may begin with its parent's conversation.
-            found.branches = _of_conversation(self.directory.branches(request.parent, now), request.fingerprint)
-        self._hold(request, found)
-        return found
-
-    def _hold(self, request: Request, found: _Found) -> None:
-        """Which replicas hold how much of the prompt."""
-        prompt = request.prompt_tokens if request.prompt_tokens > 0 else _UNKNOWN
-        holders = found.holders
-        residents: list[Resident] = []
-        for branch in found.branches:
-            own = branch is found.branch
-            limit = prompt
-            if found.chain and branch.chain and (request.concurrent or not own):  # it forks off there
-                limit = prompt * shared(branch.chain, found.chain) // links(found.chain)
-            for home in branch.homes:
-                request.once_tokens = max(request.once_tokens, min(home.whole, limit))
-                tokens = min(home.tokens, limit)
-                replica = home.replica
-                usable = self._usable(replica, request)
-                if not home.whole or not usable:  # cleared, or out of reach
-                    request.lost = True
-                if tokens <= 0 or not home.resident:
-                    continue
-                resident = Resident(replica, tokens, 0 if home.on_host and replica.cache.host_tokens else tokens, own)
-                better = holders.get(replica)
-                if better is not None:
-                    if (own, tokens) <= (better.own, better.tokens):
-                        continue
-                    if usable:
-                        residents.remove(better)
-                holders[replica] = resident
-                if usable:
-                    residents.append(resident)
-        if len(residents) > 1:
-            residents.sort(key=lambda resident: not resident.own)
-        request.residents = tuple(residents)
-
-    def _usable(self, replica: Replica, request: Request) -> bool:
-        return replica.state is State.READY and self._present(replica) and replica not in request.failed
-
-    def _complete(self, choice: Choice, request: Request, found: _Found) -> Choice:
+    def _complete(self, choice: Choice, request: Request, found: Found) -> Choice:
         """Say of the choice what its policy left open."""
         if not choice.resident_tokens and not choice.prefill_s:
             resident = found.holders.get(choice.replica)
@@ -324,56 +343,11 @@ class Balancer:
             choice.prefill_s = cost.prefill(choice.replica, max(0, request.prompt_tokens), resident)
         return choice
 
-    def _place(self, lease: Lease, found: _Found, now: float) -> None:
-        """Note in the directory and in the replica's shadow that the prompt is being computed there."""
-        request, replica = lease.request, lease.replica
-        assert request.key is not None
-        branch = found.branch
-        if branch is None or request.concurrent:
-            fork = Branch(request.key, request.fingerprint, found.chain, now, fork=branch is not None)
-            if branch is not None:
-                fork.ratio, fork.fingerprint = branch.ratio, request.fingerprint or branch.fingerprint
-            branch = fork
-        else:
-            branch.chain = found.chain or branch.chain
-            branch.fingerprint = branch.fingerprint or request.fingerprint
-        branch.open += 1
-        self.directory.put(branch, now)
-        lease.branch = branch
-        holder = found.holders.get(replica)
-        lease.believed = holder.tokens if holder is not None else 0
-        lease.elsewhere = max((r.tokens for r in found.holders.values() if r.replica is not replica), default=0)
-        home = branch.home_on(replica)
-        if home is None:
-            home = Home(replica, now)
-        else:
-            branch.homes.remove(home)
-        branch.homes.insert(0, home)
-        for old in branch.homes[MAX_HOMES:]:
-            old.replica.cache.forget(old)
-        del branch.homes[MAX_HOMES:]
-        lease.home = home
-        lease.was_tokens, lease.was_whole = home.tokens, home.whole
-        lease.used_at = home.last_use
-        tokens = request.prompt_tokens if request.prompt_tokens > 0 else home.tokens
-        replica.cache.touch(home, tokens, max(0, tokens - self._doubled(branch, home, found)), now)
-
-    def _doubled(self, branch: Branch, home: Home, found: _Found) -> int:
-        """Tokens of its prompt's beginning that other branches' homes on the same replica take room for already."""
-        counted = []
-        for other in found.branches:
-            if other is not branch and (twin := other.home_on(home.replica)) is not None:
-                limit = twin.tokens
-                if found.chain and other.chain:
-                    limit = limit * shared(other.chain, found.chain) // max(1, links(other.chain))
-                counted.append((twin.tokens - twin.counted, limit))
-        # Each counts its end. What none of them counts must be counted here: the beginning that all share.
-        doubled = 0
-        for start, end in sorted(counted):
-            if start > doubled:
-                break
-            doubled = max(doubled, end)
-        return doubled
+    def _judge(self, now: float) -> None:
+        """Which replicas are slow, compared with all."""
+        self._judge_at = now + lag.JUDGED_EVERY_S
+        for replica in lag.judge(self.replicas.values(), now):
+            self._tell(ReplicaChanged(now, replica, replica.state))
 
     # Told by leases
 
@@ -385,70 +359,28 @@ class Balancer:
     def ended(self, lease: Lease, outcome: Outcome, usage: Usage | None, now: float) -> None:
         """A lease is finished: learn from it."""
         request, replica = lease.request, lease.replica
+        if lease.trial:
+            self._tried(replica, -1, now)
+        settling.compare(lease, usage)
+        if now >= self._judge_at:
+            self._judge(now)
         if usage is not None and usage.prompt_tokens:
-            self._learn(lease, usage, usage.prompt_tokens, now)
-        if lease.home is not None and lease.branch is not None and self._present(replica):
-            self._settle(lease, lease.branch, lease.home, outcome, usage, now)
+            settling.learn(lease, usage, usage.prompt_tokens, now)
+            if lease.home is not None and usage.cached_tokens is not None and replica.reports_cached:
+                self.regret.add(lease, usage.prompt_tokens, usage.cached_tokens)
+        if lease.home is not None and replica.present:
+            settling.settle(lease, self.directory, usage, now)
+            if self.on_home is not None:
+                self.on_home(lease)
         if self.told:
             self._tell(Finished(now, request, replica, outcome, usage, lease.choice, lease.first_token_at))
 
-    def _learn(self, lease: Lease, usage: Usage, prompt: int, now: float) -> None:
-        """From an answer's usage: speed, capacity, and what was recomputed needlessly."""
-        replica, speed = lease.replica, lease.replica.speed
-        cached = usage.cached_tokens
-        if cached:
-            replica.reports_cached = True
-        if cached is not None and replica.reports_cached:
-            cached = min(cached, prompt)
-            if lease.alone and lease.first_token_at is not None:
-                speed.observe_prefill(prompt - cached, cached, lease.first_token_at - lease.opened_at)
-            if lease.home is not None:
-                replica.cache.correct(
-                    lease.home, lease.used_at, min(lease.believed, prompt), cached, min(lease.was_whole, prompt)
-                )
-                self.regret.add(lease, prompt, cached)
-        if lease.first_token_at is not None and usage.completion_tokens:
-            speed.observe_decode(
-                usage.completion_tokens,
-                (lease.batch + replica.in_flight + 1) / 2.0,
-                replica.prefilled_s - lease.prefilled_s,
-                now - lease.first_token_at,
-            )
 
-    def _settle(
-        self, lease: Lease, branch: Branch, home: Home, outcome: Outcome, usage: Usage | None, now: float
-    ) -> None:
-        """Note what is resident after a turn."""
-        request = lease.request
-        if usage is not None and usage.prompt_tokens:
-            tokens = usage.prompt_tokens + (usage.completion_tokens or 0)
-            if request.estimate_tokens > 0:
-                branch.ratio = min(max(usage.prompt_tokens / request.estimate_tokens, 0.1), 10.0)
-        elif outcome.phase is Phase.BODY and request.prompt_tokens > 0:  # it answered: it holds the prompt
-            tokens = request.prompt_tokens
-        else:  # nothing shows that anything was computed
-            tokens = lease.was_tokens if lease.opened_at >= lease.replica.since else 0
-        if not self.directory.holds(branch):
-            lease.replica.cache.forget(home)
-        elif tokens > 0:
-            counted = max(0, tokens - max(0, home.tokens - home.counted))
-            lease.replica.cache.touch(home, tokens, counted, now)
-            self.directory.put(branch, now)
-        else:
-            lease.replica.cache.forget(home)
-            if home in branch.homes:
-                branch.homes.remove(home)
+def _takes(replica: Replica) -> bool:
+    """Whether it may be sent a request now."""
+    return replica.state is State.READY or (replica.state is State.HALF_OPEN and replica.trials < TRIALS)
 
 
-def _of_conversation(branches: Sequence[Branch], fingerprint: int) -> Sequence[Branch]:
-    """The branches whose beginning is the same; where nobody looked, it may be."""
-    if not fingerprint:
-        return branches
-    return [branch for branch in branches if branch.fingerprint in (0, fingerprint)]
-
-
-def _continued(branches: Sequence[Branch], chain: bytes) -> Branch | None:
-    """The branch that shares most with the request; among equals an idle one, the main one, the latest."""
-    if len(branches) <= 1:
-        return branches[0] if branches else None
-    return max(branches, key=lambda branch: (shared(branch.chain, chain), not branch.open, not branch.fork))
+def _check_weight(replica_id: str, weight: float) -> None:
+    if not 0.0 <= weight < inf:
+        raise ValueError(f"replica {replica_id}: weight must be 0 or more and finite, got {weight}")

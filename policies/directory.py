@@ -8,10 +8,14 @@ long beginning). Each branch may have KV on several replicas.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import pack
+from typing import TYPE_CHECKING
 
 from policies.residency import Home
+
+if TYPE_CHECKING:
+    from policies.types import Replica
 
 MAX_BRANCHES = 16
 """Branches remembered under one key; the shortest idle ones go first."""
@@ -20,8 +24,10 @@ MAX_HOMES = 4
 """Replicas remembered for one branch; the oldest go first."""
 
 STRIDE = 4
-"""Of the blocks' hashes every fourth is kept, 4 bytes of it: 16 KiB of body, about 4,000 tokens, for each."""
-_BYTES = 4
+"""Of the blocks' hashes every fourth is kept: 16 KiB of body, about 4,000 tokens, for each."""
+
+LINK_BYTES = 4
+"""Kept of each hash, its last ones."""
 
 
 class Branch:
@@ -47,7 +53,11 @@ class Branch:
 
     def size(self) -> int:
         """The most tokens that any one replica held of it."""
-        return max((home.whole for home in self.homes), default=0)
+        most = 0
+        for home in self.homes:
+            if home.whole > most:
+                most = home.whole
+        return most
 
     def home_on(self, replica: object) -> Home | None:
         """Its home on that very replica object."""
@@ -56,11 +66,27 @@ class Branch:
                 return home
         return None
 
+    def lead(self, replica: Replica, now: float) -> Home:
+        """Its home there, known or new, put first."""
+        homes = self.homes
+        if homes and homes[0].replica is replica:
+            return homes[0]
+        home = self.home_on(replica)
+        if home is None:
+            home = Home(replica, now)
+        else:
+            homes.remove(home)
+        homes.insert(0, home)
+        for old in homes[MAX_HOMES:]:
+            old.replica.cache.forget(old)
+        del homes[MAX_HOMES:]
+        return home
+
 
 class Directory:
     """A bounded table; the session used least recently goes first.
 
-    A session unused for `idle_s` seconds is forgotten when it is next asked for.
+    A session unused for `idle_s` seconds is not known any more.
     """
 
     def __init__(self, max_sessions: int = 200_000, idle_s: float = 3600.0) -> None:
@@ -71,6 +97,8 @@ class Directory:
         self.max_sessions = max_sessions
         self.idle_s = idle_s
         self.evicted = 0
+        self.branch_count = 0
+        """Branches of all sessions."""
         self._sessions: OrderedDict[bytes, list[Branch]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -79,19 +107,35 @@ class Directory:
     def branches(self, key: bytes, now: float) -> Sequence[Branch]:
         """The session's branches, most recently used first. Not to be changed by the caller."""
         branches = self._sessions.get(key)
-        if branches is None:
-            return ()
-        if now - branches[0].last_use > self.idle_s and not any(branch.open for branch in branches):
-            self.forget(key)
+        if branches is None or (now - branches[0].last_use > self.idle_s and self._idle(branches)):
             return ()
         return branches
 
+    def lately(self, since: float) -> Iterator[tuple[bytes, Sequence[Branch]]]:
+        """Sessions used at `since` or later, the latest first. Not to be used while the directory changes."""
+        for key, branches in reversed(self._sessions.items()):
+            if branches[0].last_use < since:
+                return
+            yield key, branches
+
+    def keys(self) -> list[bytes]:
+        """Of all sessions, in no order. A list of its own, which stays as it is whatever becomes of the directory."""
+        return list(dict.keys(self._sessions))  # a seventh of what the table's own order costs
+
+    def _idle(self, branches: Sequence[Branch]) -> bool:
+        return not any(branch.open for branch in branches)
+
     def put(self, branch: Branch, now: float) -> None:
         """Note that the branch is used, whether new or known."""
-        branch.last_use = max(branch.last_use, now)
         branches = self._sessions.get(branch.key)
+        if branches and branch not in branches and now - branches[0].last_use > self.idle_s and self._idle(branches):
+            self.forget(branch.key)
+            branches = None
+        if now > branch.last_use:
+            branch.last_use = now
         if branches is None:
             self._sessions[branch.key] = [branch]
+            self.branch_count += 1
             if len(self._sessions) > self.max_sessions:
                 self._forget(self._sessions.popitem(last=False)[1])
                 self.evicted += 1
@@ -101,6 +145,8 @@ class Directory:
             return
         if branch in branches:
             branches.remove(branch)
+        else:
+            self.branch_count += 1
         branches.insert(0, branch)
         if len(branches) > MAX_BRANCHES:
             # The main thread is the longest; of a fan-out's short branches the oldest goes.
@@ -122,6 +168,7 @@ class Directory:
         return True
 
     def _forget(self, branches: Sequence[Branch]) -> None:
+        self.branch_count -= len(branches)
         for branch in branches:
             for home in branch.homes:
                 home.replica.cache.forget(home)
@@ -129,17 +176,19 @@ class Directory:
 
 def condense(blocks: Sequence[int]) -> bytes:
     """A request's block hashes as a branch keeps them."""
+    if len(blocks) < STRIDE:
+        return b""
     kept = [block & 0xFFFFFFFF for block in blocks[STRIDE - 1 :: STRIDE]]
     return pack(f">{len(kept)}I", *kept)
 
 
 def shared(one: bytes, other: bytes) -> int:
     """How many leading links two condensed chains have in common: as they are chained, equal once is equal before."""
-    low, high = 0, min(len(one), len(other)) // _BYTES
+    low, high = 0, min(len(one), len(other)) // LINK_BYTES
     while low < high:
         middle = (low + high + 1) // 2
-        at = (middle - 1) * _BYTES
-        if one[at : at + _BYTES] == other[at : at + _BYTES]:
+        at = (middle - 1) * LINK_BYTES
+        if one[at : at + LINK_BYTES] == other[at : at + LINK_BYTES]:
             low = middle
         else:
             high = middle - 1
@@ -148,4 +197,4 @@ def shared(one: bytes, other: bytes) -> int:
 
 def links(chain: bytes) -> int:
     """Length of a condensed chain."""
-    return len(chain) // _BYTES
+    return len(chain) // LINK_BYTES

@@ -45,6 +45,16 @@ class Finished:
 
 
 @dataclass(slots=True)
+class RoutedElsewhere:
+    """Another router sent work there."""
+
+    at: float
+    replica: Replica
+    prefill_s: float
+    """Expected seconds of what it sent since it told before."""
+
+
+@dataclass(slots=True)
 class ReplicaAdded:
     at: float
     replica: Replica
@@ -58,7 +68,7 @@ class ReplicaRemoved:
 
 @dataclass(slots=True)
 class ReplicaChanged:
-    """Its state changed from `was` to `replica.state`."""
+    """Its state changed from `was` to `replica.state`; when they are equal, something else of it that placing heeds."""
 
     at: float
     replica: Replica
@@ -67,9 +77,12 @@ class ReplicaChanged:
 
 @dataclass(slots=True)
 class LoadReported:
+    """It, or other routers, told what it has to do."""
+
     at: float
     replica: Replica
-    load: Load
+    load: Load | None
+    """The engine's report; None when it was routers that told."""
 
 
 @dataclass(slots=True)
@@ -80,4 +93,14 @@ class CacheCleared:
     replica: Replica
 
 
-Event = Routed | FirstToken | Finished | ReplicaAdded | ReplicaRemoved | ReplicaChanged | LoadReported | CacheCleared
+Event = (
+    Routed
+    | RoutedElsewhere
+    | FirstToken
+    | Finished
+    | ReplicaAdded
+    | ReplicaRemoved
+    | ReplicaChanged
+    | LoadReported
+    | CacheCleared
+)

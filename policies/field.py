@@ -45,7 +45,8 @@ class Rates:
         left = self.left(tau_s, now)
         self.arrivals = self.arrivals * left + 1.0 / tau_s
         self.busy = self.busy * left + prefill_s / tau_s
-        self.at = max(self.at, now)
+        if now > self.at:
+            self.at = now
 
     def delay(self, tau_s: float, now: float) -> float:
         """Arrivals a second over twice the idle share, as in `Field.arrivals`."""
@@ -54,7 +55,7 @@ class Rates:
 
     def left(self, tau_s: float, now: float) -> float:
         """What has not decayed by `now`, of 1."""
-        return exp(min(0.0, self.at - now) / tau_s)
+        return exp((self.at - now) / tau_s) if self.at < now else 1.0
 
 
 class Field:
@@ -72,17 +73,22 @@ class Field:
         "_others_running",
         "_rates",
         "_tau_s",
+        "_told",
         "arrivals",
         "barred",
         "born",
         "candidates",
         "crowding",
+        "elder",
         "ends",
         "factor",
         "least_factor",
+        "opened",
         "others",
         "running",
         "stall",
+        "started",
+        "youngest",
     )
 
     def __init__(
@@ -99,6 +105,8 @@ class Field:
         self._rates = rates
         self._tau_s = tau_s
         self._index = {replica: i for i, replica in enumerate(candidates)}
+        self._told: list[tuple[float, ...]] = [()] * size
+        """What the last report of each changed here."""
         self._dirty = set(candidates)
         """Replicas of which something changed since their vectors' elements were set."""
         self._grid = floor(now / GRID_S) * GRID_S
@@ -114,9 +122,12 @@ class Field:
         """When the report of others is too old to say anything; infinite when it says nothing now."""
         self.stall: Vector = np.zeros(size)
         """Seconds for which each of them rests in a second of prefill."""
-        self.factor: Vector = np.ones(size)
+        paces = [replica.speed.pace for replica in candidates]
+        self.factor: Vector = np.array(paces)
         """Of its speed."""
-        self.least_factor = min(replica.speed.factor for replica in candidates)
+        self.opened: Vector = np.zeros(size)
+        """Overhead of a prefill pass, seconds, where a prompt waits already, whose pass another joins; else 0."""
+        self.least_factor = min(paces)
         """The best speed there is, or was since the vectors were brought up."""
         self._arrivals_per_s: Vector = np.zeros(size)
         self._busy: Vector = np.zeros(size)
@@ -128,6 +139,12 @@ class Field:
         """Live tokens over capacity and weight."""
         self.born: Vector = np.array([replica.since for replica in candidates])
         """When it joined, or its cache was last seen to be empty."""
+        self.started: Vector = np.array([replica.started for replica in candidates])
+        """When it joined, or was made ready again."""
+        self.youngest = float(self.started.max())
+        """When the last of them was."""
+        self.elder = float(np.sort(self.started)[(size - 1) // 2])
+        """When half of them were."""
         weightless = np.array([replica.weight <= 0.0 for replica in candidates])
         self.barred = weightless if weightless.any() and not weightless.all() else None
         """Which may get no new sessions: those without weight, unless none has any. None when all may."""
@@ -150,26 +167,42 @@ class Field:
 
     def changed(self, replica: Replica) -> None:
         """Something happened there."""
-        if len(self._dirty) >= MOST_DIRTY:
-            self.reported(replica)
-        elif replica in self._index:
+        i = self._index.get(replica)
+        if i is None:
+            return
+        if len(self._dirty) < MOST_DIRTY:
             self._dirty.add(replica)
-            self.least_factor = min(self.least_factor, replica.speed.factor)
+        else:
+            self._set(i, replica)
+        pace = replica.speed.pace
+        if pace < self.least_factor:
+            self.least_factor = pace
 
     def reported(self, replica: Replica) -> None:
-        """As `changed`, but seen to at once: a thousand reports must not wait for one request."""
+        """As `changed`, but seen to at once: a thousand reports must not wait for one request.
+
+        Most say nothing new: nobody else is there, and the capacities are those of before.
+        """
         i = self._index.get(replica)
-        if i is not None:
-            self._set(i, replica)
-            self.least_factor = min(self.least_factor, replica.speed.factor)
+        if i is None:
+            return
+        told = (replica.others_running, replica.others_tokens, replica.speed.pace, replica.cache.capacity)
+        if told == self._told[i] and not (replica.others_running or replica.others_tokens):
+            return
+        self._told[i] = told
+        self._set(i, replica)
+        self.least_factor = min(self.least_factor, replica.speed.pace)
 
     def bring_up(self, now: float) -> None:
         """Bring all vectors up to the grid's present point and to what happened."""
         grid = floor(now / GRID_S) * GRID_S
         if grid > self._grid:
             self._pass(grid)
-        for replica in self._dirty:
-            self._set(self._index[replica], replica)
+        if len(self._dirty) > MOST_DIRTY:
+            self._fill()
+        else:
+            for replica in self._dirty:
+                self._set(self._index[replica], replica)
         if self._dirty:
             self._dirty.clear()
 
@@ -197,10 +230,9 @@ class Field:
         self.running[i] = running
         self._others_running[i] = running - replica.in_flight
         self.others[i] = cost.others_s(replica, now)
-        load = replica.load
-        told = load is not None and (replica.others_running or replica.others_tokens) and cost.fresh(replica, now)
-        self._expires[i] = load.at + cost.REPORT_MAX_AGE_S if load is not None and told else inf
-        self.factor[i] = replica.speed.factor
+        self._expires[i] = _expiry(replica, now)
+        self.factor[i] = replica.speed.pace
+        self.opened[i] = replica.speed.overhead_s if replica.pending else 0.0
         self.stall[i] = replica.speed.decode[2]
         self._live[i] = live = replica.cache.live(now)
         self._capacity[i] = capacity = replica.cache.capacity * max(replica.weight, 1e-9)
@@ -212,6 +244,42 @@ class Field:
             self._busy[i] = busy = rates.busy * left
             self.arrivals[i] = rates.arrivals * left / (2.0 * (1.0 - min(busy, MOST_BUSY)))
 
+    def _fill(self) -> None:
+        """As `_set` for each that is dirty, but column by column: at a router's start all of a fleet are new at once.
+
+        So many are dirty only after they were new, and what has happened to one since was set at once (`changed`): when
+        they were born and how fast they are stands as it was made.
+        """
+        now = self._grid
+        replicas = self.candidates
+        at: slice | list[int] = slice(None)
+        if len(self._dirty) < len(replicas):
+            replicas = list(self._dirty)
+            at = [self._index[replica] for replica in replicas]
+        live = np.array([replica.cache.live(now) for replica in replicas])
+        capacity = np.array([replica.cache.capacity for replica in replicas])
+        capacity *= np.maximum([replica.weight for replica in replicas], 1e-9)
+        self.ends[at] = [replica.prefill_ends for replica in replicas]
+        self.running[at] = [replica.in_flight for replica in replicas]
+        self._others_running[at] = 0.0
+        self.others[at] = 0.0
+        self._expires[at] = inf
+        self.opened[at] = [replica.speed.overhead_s if replica.pending else 0.0 for replica in replicas]
+        self.stall[at] = [replica.speed.decode[2] for replica in replicas]
+        self._live[at] = live
+        self._capacity[at] = capacity
+        self.crowding[at] = live / capacity
+        for replica in replicas:
+            if replica.others_running or replica.others_tokens or replica in self._rates:
+                self._set(self._index[replica], replica)
+
+
+def _expiry(replica: Replica, now: float) -> float:
+    """When what others have there is too old to say anything; infinite when it says nothing now."""
+    if not (replica.others_running or replica.others_tokens) or not cost.told(replica, now):
+        return inf
+    return replica.others_at + cost.REPORT_MAX_AGE_S
+
 
 _COPIED = (
     "ends",
@@ -220,7 +288,7 @@ _COPIED = (
     "_others_running",
     "_expires",
     "stall",
-    "factor",
+    "opened",
     "_arrivals_per_s",
     "_busy",
     "arrivals",
@@ -228,4 +296,4 @@ _COPIED = (
     "_capacity",
     "crowding",
 )
-"""Vectors of what is known of a replica whoever the other candidates are."""
+"""Vectors of what is known of a replica whoever the other candidates are, but for what is looked up for all anew."""

@@ -165,7 +165,7 @@ class KvCost(Policy):
                 usable, self._terms(request, usable, shares(self._index, request, usable, now)), strict=True
             )
         ]
-        choice.candidates = shortlist(weighed, choice.replica)
+        choice.candidates, choice.unit = shortlist(weighed, choice.replica), "blocks"
         return choice
 
     def observe(self, event: Event) -> None:

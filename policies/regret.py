@@ -30,3 +30,4 @@ class Regret:
             self.elsewhere[reason] = self.elsewhere.get(reason, 0) + elsewhere
         if evicted:
             self.evicted[reason] = self.evicted.get(reason, 0) + evicted
+        lease.replica.regretted_tokens += elsewhere + evicted

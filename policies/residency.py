@@ -29,8 +29,12 @@ LIVE_TAU_S = 600.0
 DEAD_BAND_TOKENS = 4096
 """Differences up to this between belief and report are pages, templates and estimates."""
 GROW, SHRINK = 1.1, 1.03
-"""Steps of a correction: quick to believe more, slow to believe less, which a rewritten history also looks like."""
+"""Steps of a correction: quick to believe more, slow to believe less, which a rewritten history also looks like. So
+belief begins above what the engine says and comes down to the truth: to stay above it was measured to be worse."""
 SCALE_BOUNDS = (0.2, 5.0)
+
+LIVE_GRID_S = 1.0
+"""Step in which the live sum decays, seconds: a thousandth of its time constant, and an exponential less a request."""
 
 
 class Home:
@@ -70,11 +74,13 @@ class Shadow:
 
     __slots__ = (
         "_gpu",
+        "_gpu_limit",
         "_gpu_sum",
         "_host",
         "_host_sum",
         "_live",
         "_live_at",
+        "capacity",
         "corrections",
         "gpu_tokens",
         "host_tokens",
@@ -89,10 +95,13 @@ class Shadow:
         self.scale = 1.0
         """Correction of the capacity, learned from reports of cached tokens."""
         self.corrections = 0
+        self.capacity = 0.0
+        """Tokens believed to fit, both tiers."""
         self._gpu: OrderedDict[Home, None] = OrderedDict()
         self._host: OrderedDict[Home, None] = OrderedDict()
         self._gpu_sum = self._host_sum = 0
         self._live = self._live_at = 0.0
+        self._measure()
 
     def __len__(self) -> int:
         """Homes it holds."""
@@ -103,36 +112,61 @@ class Shadow:
         """Tokens believed to be there, either tier."""
         return self._gpu_sum + self._host_sum
 
-    @property
-    def capacity(self) -> float:
-        """Tokens believed to fit, both tiers."""
-        return max(self.gpu_tokens or DEFAULT_TOKENS, self.host_tokens or 0) * HEADROOM * self.scale
+    def homes_since(self, at: float) -> int:
+        """Homes used at `at` or later."""
+        count = 0
+        for tier in (self._gpu, self._host):
+            for home in reversed(tier):
+                if home.last_use < at:
+                    break
+                count += 1
+        return count
 
     def live(self, now: float) -> float:
         """Tokens of its conversations, each weighed by how lately it was used: what will want its room again."""
-        return self._live * exp(min(0.0, self._live_at - now) / LIVE_TAU_S)
+        return self._live and self._live * exp(min(0.0, self._live_at - now) / LIVE_TAU_S)
 
     def resize(self, gpu_tokens: int | None, host_tokens: int | None) -> None:
         """Take the engine's word on its capacities; None leaves what is known."""
         self.gpu_tokens = gpu_tokens if gpu_tokens and gpu_tokens > 0 else self.gpu_tokens
         self.host_tokens = host_tokens if host_tokens and host_tokens > 0 else self.host_tokens
+        self._measure()
+
+    def _measure(self) -> None:
+        believed = HEADROOM * self.scale
+        self._gpu_limit = (self.gpu_tokens or DEFAULT_TOKENS) * believed
+        self.capacity = max(self.gpu_tokens or DEFAULT_TOKENS, self.host_tokens or 0) * believed
         self._evict()
 
     def touch(self, home: Home, tokens: int, counted: int, now: float) -> None:
         """The conversation was used here and has `tokens` resident now, `counted` of them its own."""
-        self._drop(home)
+        if now >= self._live_at + LIVE_GRID_S:
+            self._live = self.live(now)
+            self._live_at = now
+        gpu = self._gpu
+        if home in gpu:
+            gpu.move_to_end(home)
+            self._gpu_sum += counted - home.counted
+        else:
+            if home in self._host:
+                del self._host[home]
+                self._host_sum -= home.counted
+            gpu[home] = None
+            self._gpu_sum += counted
+        self._live += counted - self._still_live(home)
+        home._live, home._live_at = float(counted), self._live_at
         home.tokens = home.whole = tokens
         home.counted = counted
         home.resident = True
         home.on_host = False
         home.last_use = now
-        self._gpu[home] = None
-        self._gpu_sum += counted
-        live = self.live(now)
-        self._live_at = max(now, self._live_at)
-        home._live, home._live_at = float(counted), self._live_at
-        self._live = live + counted
-        self._evict()
+        if self._gpu_sum > self._gpu_limit or self._gpu_sum + self._host_sum > self.capacity:
+            self._evict()
+
+    def _still_live(self, home: Home) -> float:
+        """What the home adds to the live sum."""
+        passed = self._live_at - home._live_at
+        return home._live * exp(-passed / LIVE_TAU_S) if passed > 0.0 else home._live
 
     def forget(self, home: Home) -> None:
         """The conversation is not here any more, or nobody remembers it."""
@@ -176,7 +210,7 @@ class Shadow:
     def _rescale(self, step: float) -> None:
         self.corrections += 1
         self.scale = min(max(self.scale * step, SCALE_BOUNDS[0]), SCALE_BOUNDS[1])
-        self._evict()
+        self._measure()
 
     def _drop(self, home: Home) -> None:
         """Take it out of its tier and of the live sum."""
@@ -187,21 +221,19 @@ class Shadow:
             del self._host[home]
             self._host_sum -= home.counted
         if home._live:
-            self._live = max(0.0, self._live - home._live * exp((home._live_at - self._live_at) / LIVE_TAU_S))
+            self._live = max(0.0, self._live - self._still_live(home))
             home._live = 0.0
 
     def _evict(self) -> None:
-        capacity = self.capacity
-        gpu = (self.gpu_tokens or DEFAULT_TOKENS) * HEADROOM * self.scale
-        while self._gpu_sum > gpu and len(self._gpu) > 1:
+        while self._gpu_sum > self._gpu_limit and len(self._gpu) > 1:
             home, _ = self._gpu.popitem(last=False)
             self._gpu_sum -= home.counted
             home.on_host = True
             self._host[home] = None
             self._host_sum += home.counted
-        while self._host and self._gpu_sum + self._host_sum > capacity:
+        while self._host and self._gpu_sum + self._host_sum > self.capacity:
             home = next(iter(self._host))
-            over = int(self._gpu_sum + self._host_sum - capacity) + 1
+            over = int(self._gpu_sum + self._host_sum - self.capacity) + 1
             if home.counted > over:  # its end goes, its beginning stays
                 home.counted -= over
                 home.tokens -= over

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies import cost
-from policies.events import Event, LoadReported, ReplicaAdded, ReplicaChanged, ReplicaRemoved, Routed
+from policies import cost, slow_start
+from policies.events import Event, LoadReported, ReplicaAdded, ReplicaChanged, ReplicaRemoved, Routed, RoutedElsewhere
 from policies.field import Field, Rates, Vector
 from policies.hashing import rendezvous
 from policies.policy import Policy
@@ -21,6 +21,8 @@ from policies.types import Candidate, Choice, Needs, Reason, Replica, Request, R
 
 EXPLAINED = 8
 """Candidates shown by `explain`, the chosen one among them."""
+
+_OF_THE_FLEET = (ReplicaAdded, ReplicaRemoved, ReplicaChanged)
 
 TIE_S = 1e-3
 """Costs this close are equal: rendezvous order decides, the same on every router."""
@@ -44,9 +46,11 @@ class SessionAffinityConfig:
     """For so long after it joined a replica gets no session that is resident on another, seconds."""
     rate_tau_s: float = 120.0
     """Time over which arrivals are averaged, seconds."""
+    slow_start_s: float = 30.0
+    """For so long after it joined or came back a replica is spared a crowd of new sessions, seconds."""
 
     def __post_init__(self) -> None:
-        for name in ("hysteresis_s", "beta", "gamma", "theta_s", "spread_s", "grace_s"):
+        for name in ("hysteresis_s", "beta", "gamma", "theta_s", "spread_s", "grace_s", "slow_start_s"):
             value = getattr(self, name)
             if not (value >= 0 and isfinite(value)):
                 raise ValueError(f"{name} must be a finite number, 0 or more, got {value}")
@@ -59,11 +63,12 @@ class SessionAffinity(Policy):
 
     Sending a request with n prompt tokens to replica r costs
 
-        w + pre * (1 + beta * stall * b) + gamma * lam / (2 (1 - rho)) * (pre^2 + 2 pre w) + spread * b
+        w + pre + beta * stall * b * add + gamma * lam / (2 (1 - rho)) * (add^2 + 2 add w) + spread * b
 
-    seconds: `w` until its prefill can begin, `pre` to prefill what is not resident there, the same for each of `b`
-    neighbours whose decoding rests meanwhile, and what it delays those to come (the value function of an M/G/1 queue:
-    Hyytia, Penttinen and Aalto, EJOR 217, 2012; `lam` arrivals a second, `rho` the share of time spent in prefill).
+    seconds: `w` until its prefill can begin, `pre` to prefill what is not resident there; `add`, which is `pre` without
+    the overhead of a pass when it joins the pass of others that wait, for each of `b` neighbours whose decoding rests
+    meanwhile, and what it delays those to come (the value function of an M/G/1 queue: Hyytia, Penttinen and Aalto, EJOR
+    217, 2012; `lam` arrivals a second, `rho` the share of time spent in prefill).
     Where nothing of the session is resident, theta * (live tokens / capacity) is added: what living there will cost.
     The session stays with the replica that holds it until another is better by the hysteresis.
     """
@@ -82,27 +87,29 @@ class SessionAffinity(Policy):
         residents = request.residents
         if not residents:
             return self._place(request, candidates, now)
-        incumbent = self._incumbent(request)
-        stay_s = self._resident_s(incumbent, request, now)
+        incumbent = residents[0] if len(residents) == 1 else self._incumbent(request)
+        prompt = request.prompt_tokens if request.prompt_tokens > 0 else 0
+        wait_s, prefill_s, stay_s = self._resident_s(incumbent, request, now)
         field = self._over(candidates, now)
         # No other can cost less than a full prefill at the fleet's best speed, or than what holds it, too.
-        bound = field.least_factor * unit_prefill_s(max(0, request.prompt_tokens), 0)
-        for other in residents:
-            if other is not incumbent:
-                bound = min(bound, self._resident_s(other, request, now))
-        if stay_s <= bound + self.config.hysteresis_s:
-            return self._stay(incumbent, request, now)
-        costs = self._costs(field, request, now)
-        costs[self._newborn(field, incumbent, now)] = np.inf
-        for other in residents:
-            costs[field.index(other.replica)] = self._resident_s(other, request, now)
-        best = int(costs.argmin())
-        if stay_s <= costs[best] + self.config.hysteresis_s:
-            return self._stay(incumbent, request, now)
-        replica = field.candidates[best]
-        held = next((r for r in residents if r.replica is replica), None)
-        reason = Reason.SPLIT if request.concurrent else Reason.MOVED
-        return self._choice(replica, reason, request, held, now)
+        bound = field.least_factor * unit_prefill_s(prompt, 0)
+        if len(residents) > 1:
+            bound = min(bound, *(self._resident_s(r, request, now)[2] for r in residents if r is not incumbent))
+        reason, best = Reason.HOME, incumbent.replica
+        held: Resident | None = incumbent
+        if stay_s > bound + self.config.hysteresis_s:
+            costs = self._costs(field, request, now)
+            costs[self._newborn(field, incumbent, now)] = np.inf
+            for other in residents:
+                costs[field.index(other.replica)] = self._resident_s(other, request, now)[2]
+            least = int(costs.argmin())
+            if stay_s > costs[least] + self.config.hysteresis_s:
+                best = field.candidates[least]
+                held = next((r for r in residents if r.replica is best), None)
+                reason = Reason.SPLIT if request.concurrent else Reason.MOVED
+                wait_s, prefill_s = self._seconds(best, held, request, now)
+        tokens = held.tokens if held is not None else 0
+        return Choice(best, reason, wait_s, tokens if tokens < prompt else prompt, prefill_s)
 
     def explain(self, request: Request, candidates: Sequence[Replica], now: float) -> Choice:
         choice = self.pick(request, candidates, now)
@@ -131,22 +138,35 @@ class SessionAffinity(Policy):
     # What a candidate costs
 
     def _incumbent(self, request: Request) -> Resident:
-        """Whoever holds the most of this very branch; only if nobody does, of one that shares its beginning."""
-        return max(request.residents, key=lambda r: (r.own, r.tokens))
+        """Whoever holds the most of this very branch; only if nobody does, of one that shares its beginning.
 
-    def _resident_s(self, resident: Resident, request: Request, now: float) -> float:
-        """Seconds where it is resident: no price for living there, it does."""
+        Among equals it is whom the prompt goes on from: a main thread's home, not its forks'.
+        """
+        return max(request.residents, key=lambda r: (r.own, r.tokens, r.whole))
+
+    def _seconds(self, replica: Replica, held: Resident | None, request: Request, now: float) -> tuple[float, float]:
+        """Until its prefill begins there, and for the prefill."""
+        return cost.expected_wait(replica, now), cost.prefill(replica, max(0, request.prompt_tokens), held)
+
+    def _resident_s(self, resident: Resident, request: Request, now: float) -> tuple[float, float, float]:
+        """The wait, the prefill and the cost where it is resident: no price for living there, it does."""
         replica = resident.replica
-        prefill_s = cost.prefill(replica, max(0, request.prompt_tokens), resident)
-        wait_s = cost.expected_wait(replica, now)
-        running = cost.requests(replica, now)
+        wait_s, prefill_s = self._seconds(replica, resident, request, now)
+        running, arrivals = cost.requests(replica, now), self._arrivals(replica, now)
+        return wait_s, prefill_s, sum(self._parts(replica, wait_s, prefill_s, running, arrivals))
+
+    def _parts(
+        self, replica: Replica, wait_s: float, prefill_s: float, running: float, arrivals: float
+    ) -> tuple[float, ...]:
+        """The terms of the cost: queue, prefill, neighbours, arrivals, spread. As `_costs` has them."""
         config = self.config
-        arrivals = self._arrivals(replica, now)
-        return float(
-            wait_s
-            + prefill_s * (1.0 + config.beta * replica.speed.decode[2] * running)
-            + config.gamma * arrivals * prefill_s * (prefill_s + 2.0 * wait_s)
-            + config.spread_s * running
+        added_s = prefill_s - (replica.speed.overhead_s if replica.pending else 0.0)
+        return (
+            wait_s,
+            prefill_s,
+            config.beta * replica.speed.decode[2] * running * added_s,
+            config.gamma * arrivals * added_s * (added_s + 2.0 * wait_s),
+            config.spread_s * running,
         )
 
     def _arrivals(self, replica: Replica, now: float) -> float:
@@ -161,20 +181,24 @@ class SessionAffinity(Policy):
         wait = field.ends - now
         np.maximum(wait, 0.0, out=wait)
         wait += field.others
-        prefill = field.factor * unit_prefill_s(max(0, request.prompt_tokens), 0)
-        costs: Vector = config.beta * field.stall * field.running
-        costs += 1.0
-        costs *= prefill
+        costs: Vector = field.factor * unit_prefill_s(max(0, request.prompt_tokens), 0)
+        added = costs - field.opened
         costs += wait
+        stall = field.stall if config.beta == 1.0 else config.beta * field.stall  # 1 by default: a pass less
+        neighbours = stall * field.running
+        neighbours *= added
+        costs += neighbours
         wait *= 2.0
-        wait += prefill
-        wait *= prefill
+        wait += added
+        wait *= added
         wait *= field.arrivals
         wait *= config.gamma
         costs += wait
         costs += config.theta_s * field.crowding
         if config.spread_s:
             costs += config.spread_s * field.running
+        if slow_start.some_start(field, config.slow_start_s, now):
+            costs += slow_start.extra_s(field, config.slow_start_s, now)
         if field.barred is not None:
             costs[field.barred] = np.inf
         return costs
@@ -193,7 +217,7 @@ class SessionAffinity(Policy):
         field = self._over(candidates, now)
         costs = self._costs(field, request, now)
         best = int(costs.argmin())
-        least = float(costs[best])
+        least = costs.item(best)
         ties = costs <= least + TIE_S
         near = [field.candidates[best]]
         if np.count_nonzero(ties) > 1:
@@ -201,50 +225,44 @@ class SessionAffinity(Policy):
         if request.key is None:
             # Nobody will come back to it: among equals the one left longest.
             replica = min(near, key=lambda r: (cost.requests(r, now), r.last_lease))
-            return self._choice(replica, Reason.NO_SESSION, request, None, now)
+            return self._choice(replica, Reason.NO_SESSION, request, now)
         home = request.last_home
         if home is not None and costs[field.index(home)] <= least + self.config.hysteresis_s:
             # A session that begins anew (compacted, or a client without history): the tools may still be there.
-            return self._choice(home, Reason.HOME, request, None, now)
+            return self._choice(home, Reason.HOME, request, now)
         replica = near[0] if len(near) == 1 else rendezvous(request.key, near)
         known = Reason.EVICTED if request.once_tokens else Reason.NEW
         reason = Reason.HOME_LOST if request.lost else known
-        return self._choice(replica, reason, request, None, now)
+        return self._choice(replica, reason, request, now)
 
-    def _stay(self, incumbent: Resident, request: Request, now: float) -> Choice:
-        return self._choice(incumbent.replica, Reason.HOME, request, incumbent, now)
-
-    def _choice(
-        self, replica: Replica, reason: Reason, request: Request, resident: Resident | None, now: float
-    ) -> Choice:
-        prompt = max(0, request.prompt_tokens)
-        return Choice(
-            replica,
-            reason,
-            cost.expected_wait(replica, now),
-            min(resident.tokens, prompt) if resident is not None else 0,
-            cost.prefill(replica, prompt, resident),
-        )
+    def _choice(self, replica: Replica, reason: Reason, request: Request, now: float) -> Choice:
+        """A new placement."""
+        wait_s, prefill_s = self._seconds(replica, None, request, now)
+        return Choice(replica, reason, wait_s, 0, prefill_s)
 
     def _terms(
         self, replica: Replica, field: Field, resident: Resident | None, request: Request, now: float, barred: str
     ) -> Candidate:
         """The cost of one candidate, term by term; infinite when it is `barred`, for the reason given."""
-        config, i = self.config, field.index(replica)
-        prefill_s = cost.prefill(replica, max(0, request.prompt_tokens), resident)
+        wait_s, prefill_s = self._seconds(replica, resident, request, now)
         if resident is None:  # as in _costs
+            i = field.index(replica)
             wait_s = max(0.0, float(field.ends[i]) - now) + float(field.others[i])
-            running, arrivals = float(field.running[i]), float(field.arrivals[i])
+            running, lam = float(field.running[i]), float(field.arrivals[i])
+            crowding = self.config.theta_s * float(field.crowding[i])
+            start = float(slow_start.extra_s(field, self.config.slow_start_s, now)[i])
         else:  # as in _resident_s
-            wait_s, running = cost.expected_wait(replica, now), cost.requests(replica, now)
-            arrivals = self._arrivals(replica, now)
+            start = 0.0
+            running, lam, crowding = cost.requests(replica, now), self._arrivals(replica, now), 0.0
+        queue, prefill, neighbours, arrivals, spread = self._parts(replica, wait_s, prefill_s, running, lam)
         terms = {
-            "queue": wait_s,
-            "prefill": prefill_s,
-            "neighbours": config.beta * replica.speed.decode[2] * running * prefill_s,
-            "arrivals": config.gamma * arrivals * prefill_s * (prefill_s + 2.0 * wait_s),
-            "crowding": 0.0 if resident is not None else config.theta_s * float(field.crowding[i]),
-            "spread": config.spread_s * running,
+            "queue": queue,
+            "prefill": prefill,
+            "neighbours": neighbours,
+            "arrivals": arrivals,
+            "crowding": crowding,
+            "spread": spread,
+            "start": start,
         }
         if barred:
             terms[barred] = inf
@@ -253,24 +271,32 @@ class SessionAffinity(Policy):
     # What it learns
 
     def observe(self, event: Event) -> None:
-        if isinstance(event, Routed):
-            replica = event.choice.replica
-            rates = self._rates.get(replica)
-            if rates is None:
-                rates = self._rates[replica] = Rates()
-            rates.add(event.choice.prefill_s, self.config.rate_tau_s, event.at)
-        elif isinstance(event, LoadReported):
+        if isinstance(event, LoadReported):
             if self._field is not None:
                 self._field.reported(event.replica)
             return
+        if isinstance(event, Routed):
+            replica, seconds = event.choice.replica, event.choice.prefill_s
+            if replica.pending > 1:  # it joins the pass of what waits
+                seconds = max(0.0, seconds - replica.speed.overhead_s)
+            self._sent(replica, seconds, event.at)
+        elif isinstance(event, RoutedElsewhere):
+            replica = event.replica
+            self._sent(replica, event.prefill_s, event.at)
         else:
             replica = event.replica
-            if isinstance(event, ReplicaRemoved):
-                self._rates.pop(replica, None)
-            if isinstance(event, ReplicaAdded | ReplicaRemoved | ReplicaChanged):
+            if isinstance(event, _OF_THE_FLEET):
                 self._fleet_changed = True
+                if isinstance(event, ReplicaRemoved):
+                    self._rates.pop(replica, None)
         if self._field is not None:
             self._field.changed(replica)
+
+    def _sent(self, replica: Replica, prefill_s: float, now: float) -> None:
+        rates = self._rates.get(replica)
+        if rates is None:
+            rates = self._rates[replica] = Rates()
+        rates.add(prefill_s, self.config.rate_tau_s, now)
 
     def _over(self, candidates: Sequence[Replica], now: float) -> Field:
         """The vectors over these candidates, as of now."""

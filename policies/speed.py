@@ -7,7 +7,8 @@ Seconds to prefill n new tokens on p resident ones:
 the last term being attention of the new tokens over all before them. The constants are a fit of the tables in
 sim/data/aic_kimi_b200 (Kimi K2.5, INT4 weights, BF16 KV, tensor parallel 4, B200), summed over chunks of 8,192 tokens;
 their shape holds for other engines, and one factor for each replica is learned from requests that found it idle.
-The placement study found a factor wrong by 1.5 to cost nothing measurable.
+The placement study found a factor wrong by 1.5 to cost nothing measurable. The overhead is a pass's, not a prompt's: an
+engine computes all that waits, up to a chunk, in one (SGLang, managers/schedule_policy.py, PrefillAdder).
 
 Seconds between two tokens of an answer, with b requests in flight and s prefill seconds begun beside it a token:
 
@@ -22,6 +23,8 @@ from __future__ import annotations
 from math import exp, inf, log
 
 import numpy as np
+
+from policies.lag import Lag
 
 OVERHEAD_S = 0.054
 PER_TOKEN_S = 3.2e-5
@@ -61,17 +64,22 @@ _PRIOR_WEIGHTS = np.array((2.0, 20.0, 1e-5))
 
 
 def unit_prefill_s(new_tokens: float, prefix_tokens: float) -> float:
-    """Seconds to prefill `new_tokens` behind `prefix_tokens` that are resident, at a factor of 1."""
+    """Seconds to prefill `new_tokens` behind `prefix_tokens` that are resident, at a factor of 1, overhead included."""
     return OVERHEAD_S + new_tokens * (PER_TOKEN_S + (prefix_tokens + 0.5 * new_tokens) * PER_PAIR_S)
 
 
 class Speed:
     """Of one replica."""
 
-    __slots__ = ("_sums", "decode", "decodes", "factor", "prefills")
+    __slots__ = ("_sums", "decode", "decodes", "factor", "lag", "prefills", "slowness")
 
     def __init__(self) -> None:
         self.factor = 1.0
+        """Of prefills that found it idle."""
+        self.lag = Lag()
+        self.slowness = 1.0
+        """By how much it takes longer than that explains, where that is much more than its fleet does; else 1. Only
+        `lag.judge` changes it."""
         self.prefills = 0
         """Prefills that were learned from."""
         self.decodes = 0
@@ -80,9 +88,19 @@ class Speed:
         self.decode = (STEP_S, SLOPE_S, STALL)
         """`step_s`, `slope_s` and `stall` as learned, each within its bounds."""
 
+    @property
+    def pace(self) -> float:
+        """What seconds of prefill are multiplied by."""
+        return self.factor * self.slowness
+
+    @property
+    def overhead_s(self) -> float:
+        """Seconds of a prefill pass, however little is computed in it."""
+        return self.factor * self.slowness * OVERHEAD_S
+
     def prefill_s(self, new_tokens: float, prefix_tokens: float) -> float:
-        """Seconds to prefill `new_tokens` behind `prefix_tokens` that are resident."""
-        return self.factor * unit_prefill_s(new_tokens, prefix_tokens)
+        """Seconds to prefill `new_tokens` behind `prefix_tokens` that are resident, in a pass of its own."""
+        return self.factor * self.slowness * unit_prefill_s(new_tokens, prefix_tokens)
 
     def tell(self, tokens_per_s: float) -> None:
         """Take the engine's own word, as long as nothing better was seen. Impossible speeds are not believed."""
@@ -93,11 +111,12 @@ class Speed:
         """A prompt that found the replica idle had its first token after `seconds`."""
         if new_tokens < MIN_TOKENS or not 0.0 < seconds < inf:
             return
-        seen = _bounded(seconds / (self.prefill_s(new_tokens, prefix_tokens) / self.factor), FACTOR_BOUNDS)
+        seen = _bounded(seconds / unit_prefill_s(new_tokens, prefix_tokens), FACTOR_BOUNDS)
         self.prefills += 1
         weight = max(LEAST_WEIGHT, 1.0 / self.prefills)
-        step = weight * (log(seen) - log(self.factor))
-        self.factor *= exp(_bounded(step, (-MOST_STEP, MOST_STEP)))
+        step = _bounded(weight * (log(seen) - log(self.factor)), (-MOST_STEP, MOST_STEP))
+        self.factor *= exp(step)
+        self.lag.explained(step)
 
     def observe_decode(self, tokens: int, batch: float, neighbours_s: float, seconds: float) -> None:
         """An answer of `tokens` took `seconds` from its first token, with `batch` requests in flight there on average,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Flag, StrEnum, auto
+from math import inf
+from typing import NamedTuple
 
 from policies.residency import Shadow
 from policies.speed import Speed
@@ -60,8 +62,16 @@ class State(StrEnum):
     READY = "ready"
     DRAINING = "draining"
     """Finishes what it has; gets nothing new."""
+    FINISHING = "finishing"
+    """Drains as its sessions end: they still go there, nothing else does."""
     EJECTED = "ejected"
     """Failing or not answering; gets nothing until it is seen well again."""
+    HALF_OPEN = "half_open"
+    """Was ejected as its requests failed, and is on trial: gets `TRIALS` requests at a time."""
+
+
+TRIALS = 2
+"""Requests that a replica on trial has in flight at most: enough that one huge prompt does not hold up the verdict."""
 
 
 @dataclass(slots=True)
@@ -103,14 +113,18 @@ class Replica:
     state: State = State.READY
     since: float = 0.0
     """When it joined, or its KV cache was last seen to be empty, in seconds: older residency does not count."""
+    started: float = 0.0
+    """When it joined, or was last made ready again, in seconds. Only the Balancer changes it."""
     in_flight: int = 0
     """Leases open on it. Only Lease changes it."""
+    in_flight_tokens: int = 0
+    """Prompt tokens of the same leases. Only Lease changes it."""
     prefill_tokens: int = 0
     """Estimated tokens of open leases that await their first token. Only Lease changes it."""
     pending: int = 0
     """Open leases that await their first token. Only Lease changes it."""
     pending_s: float = 0.0
-    """Expected prefill seconds of the same leases. Only Lease changes it."""
+    """Expected prefill seconds of the same leases, the overhead of passes not counted. Only Lease changes it."""
     prefill_ends: float = 0.0
     """When its prefills sent so far are expected to be done, seconds. Only Lease changes it."""
     prefilled_s: float = 0.0
@@ -118,19 +132,37 @@ class Replica:
     load: Load | None = None
     """The engine's last report, None until there is one."""
     others_running: int = 0
-    """Requests of others there: what the last two reports both saw beyond our own."""
+    """Requests of others there: what other routers tell of, and what the last two reports both saw beyond all these."""
     others_tokens: int = 0
-    """Tokens of others that await prefill there, likewise."""
+    """Tokens that await prefill there and are of nobody we know, likewise."""
+    others_at: float = -inf
+    """When that was last told by anyone, seconds. Only the Balancer changes it."""
+    routers: tuple[int, int] = (0, 0)
+    """Requests and waiting tokens of the other routers there, by their own word. Only the Balancer changes it."""
+    routers_s: float = 0.0
+    """Expected prefill seconds of those waiting tokens, counted in `prefill_ends`. Only the Balancer changes it."""
+    routers_at: float = -inf
+    """When these were told, seconds. Only the Balancer changes it."""
+    foreign: tuple[int, int] = (0, 0)
+    """Those of nobody we know, as the last two reports both saw them. Only the Balancer changes it."""
+    incarnation: str = ""
+    """The engine's process, equal on all routers; empty while unknown. Set by the driver."""
     reports_cached: bool = False
     """It was seen to report cached tokens: its 0 means none, not unknown."""
     speed: Speed = field(default_factory=Speed, repr=False)
     cache: Shadow = field(default_factory=Shadow, repr=False)
+    present: bool = False
+    """It is in the fleet. Only the Balancer changes it."""
+    trials: int = 0
+    """Leases open on it that began while it was on trial. Only the Balancer changes it."""
     served: int = 0
     """Leases ever opened on it."""
+    regretted_tokens: int = 0
+    """Tokens that it computed again, see `policies.regret`."""
     salt: bytes = field(init=False, repr=False)
     """What rendezvous hashing appends to a key for this replica."""
-    last_others: tuple[int, int] | None = field(default=None, repr=False)
-    """Requests and waiting tokens beyond our own in the last report."""
+    last_foreign: tuple[int, int] | None = field(default=None, repr=False)
+    """As `foreign`, in the last report alone."""
     last_lease: int = 0
     """Number, among all the fleet's, of the lease opened last on it: among equals, the lowest was left longest."""
 
@@ -149,6 +181,8 @@ class Resident:
     """Those of them that need not be loaded from the host tier."""
     own: bool = True
     """Held for this very branch; else for one that shares its beginning."""
+    whole: bool = True
+    """The prompt goes on from all that was computed there, not from a part of it."""
 
 
 @dataclass(slots=True)
@@ -167,6 +201,8 @@ class Request:
     """Chained hashes of the raw body's blocks; empty when they were not asked for."""
     turn: bool = True
     """It is a turn of a conversation, so that its KV stays. Others (lists, embeddings, token counts) go home too."""
+    proposed: Choice | None = None
+    """Of `Balancer.propose`, when the driver has told others of it: it holds while nothing is known of the session."""
     residents: tuple[Resident, ...] = ()
     """Set by the Balancer: the branch's own homes first, each replica once. Only candidates."""
     known: bool = False
@@ -181,7 +217,7 @@ class Request:
     once_tokens: int = 0
     """Set by the Balancer: the most of its prompt that any one replica ever held."""
     failed: tuple[Replica, ...] = ()
-    """Replicas already tried for this request; never candidates again."""
+    """Replicas already tried for this request; never candidates again. While it is placed, those at a cap, too."""
     estimate_tokens: int = -1
     """Set by the Balancer: `prompt_tokens` as the driver estimated them."""
 
@@ -192,7 +228,7 @@ class Candidate:
 
     replica: Replica
     cost: float
-    """What the policy compares; the least wins. Seconds unless the policy says otherwise."""
+    """What the policy compares, in the choice's unit; the least wins."""
     terms: dict[str, float]
     """What the cost is the sum of, by name."""
 
@@ -211,6 +247,8 @@ class Choice:
     """Expected seconds to prefill the rest there; 0 when the policy does not say."""
     candidates: tuple[Candidate, ...] = ()
     """From `explain` only: the best few, the chosen one among them, by cost."""
+    unit: str = "s"
+    """Of the candidates' costs: seconds, or what the policy counts in; empty for a mere score."""
 
 
 class Cause(StrEnum):
@@ -236,8 +274,7 @@ class Phase(StrEnum):
     """The answer was being passed on, or was complete."""
 
 
-@dataclass(slots=True, frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a request ended: HAProxy's grid of termination states, in words."""
 
     cause: Cause

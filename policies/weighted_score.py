@@ -33,7 +33,7 @@ class WeightedScoreConfig:
     prefix_cache_scorer: float = 3.0
     """Weight of the part of the prompt that is believed to be cached, 0 to 1."""
     lru_capacity_per_server: int = 31_250
-    """Blocks of 16 tokens remembered for a replica that does not report how many tokens fit its GPU memory."""
+    """Blocks of 16 tokens remembered for a replica that does not report how many tokens fit its KV cache."""
     seed: int = 0
     """Of the draws among equals: the same seed and the same requests give the same choices."""
 
@@ -83,7 +83,7 @@ class WeightedScore(Policy):
             Candidate(replica, -sum(scores), {name: -score for name, score in zip(SCORERS, scores, strict=True)})
             for replica, scores in zip(usable, self._scores(usable, held, now), strict=True)
         ]
-        choice.candidates = shortlist(weighed, choice.replica)
+        choice.candidates, choice.unit = shortlist(weighed, choice.replica), ""
         return choice
 
     def observe(self, event: Event) -> None:
@@ -92,7 +92,9 @@ class WeightedScore(Policy):
             return
         self._draws += 1
         replica = event.choice.replica
-        fits = replica.load.capacity_tokens if replica.load is not None else None
+        load = replica.load
+        # HiCache writes through: what is in either tier is found again.
+        fits = max(load.capacity_tokens or 0, load.host_capacity_tokens or 0) if load is not None else 0
         tokens = fits or self.config.lru_capacity_per_server * BLOCK_SIZE_TOKENS
         self._index.insert(replica, event.request.blocks, event.at, max_blocks=tokens // BLOCK_TOKENS)
 

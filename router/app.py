@@ -6,68 +6,81 @@ import asyncio
 import contextlib
 import ctypes
 import logging
-import resource
+import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
-
-import uvicorn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from policies import registry
 from policies.balancer import Balancer
 from policies.directory import Directory
-from router.admin import Admin
-from router.configuration import ConfigError
+from router.admin import Admin, Guard
+from router.descriptors import within_open_files
+from router.files import Files
 from router.fleet import Fleet
 from router.garbage import Garbage
 from router.health import Health
-from router.identity import DEFAULT_RULES, IdentityRules, parse_rules
+from router.journal import Journal
+from router.journaled import JournaledBalancer
+from router.listening import Server, bind, server, server_tls, url
 from router.logs import AccessLog
 from router.metrics import Metrics
+from router.orders import Orders
 from router.proxy.proxy import Proxy
+from router.reload import Reload, identity_rules
 from router.reports import Reports
-from router.settings import LimitSettings, Settings
+from router.settings import Settings, TracingSettings
+from router.sharing import Sharing
+from router.source import Source
+from router.store import Store
 from router.switching import Switching
+from router.version import VERSION
+
+if TYPE_CHECKING:
+    from router.tracing import Tracing
+    from router.workers.worker import Worker
 
 log = logging.getLogger("warmroute")
 
 FIRST_PROBES_S = 5.0
 """How long readiness waits for the first probe of every replica."""
-BACKLOG = 4096
-
-
-class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to the router."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Router:
     """One process: data plane, core and control plane."""
 
-    def __init__(self, settings: Settings, read: Callable[[], Settings] | None = None) -> None:
-        """`read` reads the configuration anew, for SIGHUP; raises ConfigError. Without it SIGHUP stops the router."""
+    def __init__(
+        self,
+        settings: Settings,
+        source: Source | None = None,
+        store: Store | None = None,
+        worker: Worker | None = None,
+    ) -> None:
+        """`source` is where the settings came from and are read anew. Without one SIGHUP stops the router.
+
+        `store` is what it shares with other routers through. `worker` is what it is among several under a supervisor.
+        """
         self.settings = settings
-        self._read = read
+        """In force. Replaced as a whole when the configuration is reloaded."""
+        self.worker = worker
+        settings = self.part(settings)
         self.clock = time.monotonic
-        directory = Directory(settings.directory.max_sessions, settings.directory.idle_s)
-        self.balancer = Balancer(registry.make(settings.policy.name, settings.policy.parameters), directory)
+        self.journal = Journal(settings.journal) if settings.journal.path else None
+        self.balancer = _balancer(settings, self.journal, self.clock())
         self.switching = Switching(self.balancer, settings.policy, self.clock)
-        rules = DEFAULT_RULES if settings.identity.rules is None else parse_rules(settings.identity.rules)
-        self.identity = IdentityRules(rules, settings.identity.secret.get_secret_value().encode())
+        self.identity = identity_rules(settings.identity)
         self.metrics = Metrics(self.balancer, self.clock)
+        self.metrics.journal = self.journal
         self.health = Health(self.balancer, settings.health, self.clock)
         self.reports = Reports(self.balancer, settings.reports, self.clock)
         self.fleet = Fleet(self.balancer, self.health, self.reports, settings, self.clock)
         form = settings.log.format
         if form == "auto":
             form = "text" if sys.stdout.isatty() else "json"
-        self.access_log = AccessLog(form, sys.stdout.fileno())
+        self.access_log = AccessLog(form, sys.stdout.fileno(), settings.log.sample, shared=worker is not None)
         self.proxy = Proxy(
             balancer=self.balancer,
             identity=self.identity,
@@ -77,15 +90,50 @@ class Router:
             health=self.health,
         )
         self.metrics.proxy = self.proxy
-        self._started_at = self.clock()
+        self.orders = Orders(self.fleet, self.switching, lambda: self.settings.policy)
+        self.fleet.joined = self.orders.joined
+        self.sharing = None if store is None else self._sharing(store)
+        self.proxy.sharing = self.sharing
+        self.proxy.tracing = _tracing(settings.tracing)
+        self.tls = server_tls(settings.tls)
+        self.admin_tls = server_tls(settings.admin.tls)
+        self.guard = Guard(settings.admin)
+        self.files = Files()
+        for what, tls in (("tls", self.tls), ("admin.tls", self.admin_tls), ("tls.replicas", self.fleet.tls)):
+            if tls is not None:
+                self.files.watch(what, tls.files, tls.reload)
+        self.watch_secrets(settings)
+        self.reload = Reload(self, source)
+        self.started_at = self.clock()
+        """When it was made, seconds of its clock."""
         self._stop = asyncio.Event()
-        self._signals = 0
+        self._at_once = False
+
+    def _sharing(self, store: Store) -> Sharing:
+        given = self.settings.store
+        name = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+        sharing = Sharing(
+            store, self.balancer, name=name, wait_s=given.wait_s, timeout_s=given.timeout_s, clock=self.clock
+        )
+        sharing.orders = self.orders
+        self.orders.share = sharing.order
+        return sharing
+
+    def part(self, settings: Settings) -> Settings:
+        """What of these settings is for this process: all, or its share among several."""
+        return settings if self.worker is None else self.worker.part(settings)
+
+    def watch_secrets(self, settings: Settings) -> None:
+        """Watch the files of tokens and keys that these settings, which are in force, name."""
+        self.files.watch("admin.token_file", self.guard.files, self.guard.reload)
+        file = settings.keys.file
+        self.files.watch("keys.file", (file,) if file else (), lambda: self.proxy.prepare(settings)())
 
     def not_ready(self) -> str | None:
         """Why no more traffic should come; None when it may."""
         if self.proxy.draining or self._stop.is_set():
             return "draining"
-        if not self.health.probed and self.clock() - self._started_at < FIRST_PROBES_S:
+        if not self.health.probed and self.clock() - self.started_at < FIRST_PROBES_S:
             return "the first probes are not back yet"
         if not self.balancer.ready:
             return "no replica is ready"
@@ -95,23 +143,32 @@ class Router:
         """Serve until told to stop. Returns the exit code: 1 if streams were cut, else 0."""
         settings = self.settings
         _keep_freed_memory()
-        self.proxy.limits = _within_open_files(settings.limits, len(settings.replicas))
-        sockets = _bind(settings.host, settings.port)
-        admin_sockets = _bind(settings.admin.host, settings.admin.port)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled)
-        loop.add_signal_handler(signal.SIGHUP, self._reload if self._read is not None else self._signalled)
+        self.proxy.limits = within_open_files(self.part(settings).limits, len(settings.replicas))
+        data = server(_no_app, self.tls, http=self.proxy.protocol)
+        if self.worker is None:
+            admin = server(self.guard.before(Admin(self).app()), self.admin_tls)
+            sockets = bind(settings.host, settings.port)
+            admin_sockets = bind(settings.admin.host, settings.admin.port)
+            self._obey_signals()
+        else:
+            admin = server(self.worker.before(Admin(self).app(), self), None)
+            sockets, admin_sockets = self.worker.sockets, [self.worker.admin_socket()]
+            self.worker.obey(self)
         self.proxy.start()
         for given in settings.replicas:
             self.fleet.join(given)
-        data = _Server(_config(_no_app, http=self.proxy.protocol))
-        admin = _Server(_config(Admin(self).app()))
-        self._announce(sockets[0], admin_sockets[0])
+        if self.sharing is not None:
+            await self.sharing.start()
+        self.files.start()
+        self.reload.watch()
+        if self.worker is None:
+            announce(settings, url(sockets[0], self.tls), url(admin_sockets[0], self.admin_tls))
         garbage = Garbage(lambda: any(r.in_flight for r in self.balancer.replicas.values()), self.clock)
         garbage.start()
         serving = [asyncio.create_task(data.serve(sockets)), asyncio.create_task(admin.serve(admin_sockets))]
         stopping = asyncio.create_task(self._stop.wait())
+        if self.worker is not None:
+            self.worker.serves(data, admin)
         ended, _ = await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         lost = stopping not in ended
         if lost:
@@ -123,34 +180,37 @@ class Router:
         for result in await asyncio.gather(*serving, return_exceptions=True):
             if isinstance(result, BaseException):
                 log.error("a listener failed", exc_info=result)
+        await self.reload.stop()
+        if self.sharing is not None:
+            await self.sharing.stop()
         await self.fleet.close()
         self.proxy.stop()
         garbage.stop()
+        self.files.stop()
         self.access_log.close()
+        if self.proxy.tracing is not None:
+            self.proxy.tracing.close()
+        if self.journal is not None:
+            self.journal.close()
         return 1 if cut or lost else 0
 
-    def _reload(self) -> None:
-        """Read the configuration anew and put its policies in force; all or nothing."""
-        assert self._read is not None
-        try:
-            settings = self._read()
-            self.switching.reload(settings.policy, "SIGHUP")
-        except (ConfigError, ValueError) as error:
-            log.error("the configuration was not reloaded, nothing is changed: %s", error)
-            return
-        others = [name for name in type(settings).model_fields if name != "policy"]
-        if waiting := [name for name in others if getattr(settings, name) != getattr(self.settings, name)]:
-            log.warning("reloaded the policies; takes a restart: %s", ", ".join(waiting))
-        else:
-            log.info("reloaded the configuration")
+    def _obey_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        loop.add_signal_handler(signal.SIGHUP, self._signalled if self.reload.source is None else self.reload.signal)
 
     def _signalled(self) -> None:
-        self._signals += 1
-        if self._signals == 1:
+        if not self._stop.is_set():
             log.info("stopping: not ready from now on; again to stop at once")
+        self.stop(at_once=self._stop.is_set())
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """End in order, or cut off whatever is under way."""
+        self._at_once |= at_once
         self._stop.set()
 
-    async def _drain(self, server: _Server, serving: asyncio.Task[None]) -> int:
+    async def _drain(self, server: Server, serving: asyncio.Task[None]) -> int:
         """Take nothing new, let streams end. Returns how many connections were cut."""
         drain = self.settings.drain
         self.proxy.draining = True  # what is answered from now on says that the connection ends with it
@@ -167,90 +227,45 @@ class Router:
         return cut
 
     async def _wait(self, seconds: float, done: Callable[[], bool]) -> bool:
-        """Wait for so long, or until `done()`, or until a second signal. Whether it was done."""
+        """Wait for so long, or until `done()`, or until all is to stop at once. Whether it was done."""
         end = self.clock() + seconds
         while not done():
-            if self.clock() >= end or self._signals > 1:
+            if self.clock() >= end or self._at_once:
                 return False
             await asyncio.sleep(0.05)
         return True
 
-    def _announce(self, data: socket.socket, admin: socket.socket) -> None:
-        log.info("warmroute listens on http://%s, admin on http://%s", _authority(data), _authority(admin))
-        names = ", ".join(replica.id for replica in self.settings.replicas) or "none: every request will be refused"
-        policy = self.settings.policy
-        beside = f", {policy.shadow.name} in its shadow," if policy.shadow.name else ""
-        log.info("policy %s%s over %d replicas: %s", policy.name, beside, len(self.settings.replicas), names)
+
+def announce(settings: Settings, data: str, admin: str) -> None:
+    """Say in the log what is served where, and by which policy."""
+    log.info("warmroute listens on %s, admin on %s", data, admin)
+    names = ", ".join(replica.id for replica in settings.replicas) or "none: every request will be refused"
+    policy = settings.policy
+    beside = f", {policy.shadow.name} in its shadow," if policy.shadow.name else ""
+    log.info("policy %s%s over %d replicas: %s", policy.name, beside, len(settings.replicas), names)
+
+
+def _balancer(settings: Settings, journal: Journal | None, now: float) -> Balancer:
+    policy = registry.make(settings.policy.name, settings.policy.parameters)
+    directory = Directory(settings.directory.max_sessions, settings.directory.idle_s)
+    if journal is None:
+        return Balancer(policy, directory)
+    balancer = JournaledBalancer(policy, directory, journal, settings.identity.secret.get_secret_value().encode())
+    balancer.start(now)
+    return balancer
+
+
+def _tracing(settings: TracingSettings) -> Tracing | None:
+    """Loaded only when it is wanted: OpenTelemetry is an extra, and slow to import."""
+    if not settings.endpoint:
+        return None
+    from router.tracing import Tracing
+
+    return Tracing(settings, VERSION)
 
 
 async def _no_app(scope: Any, receive: Any, send: Any) -> None:
     """uvicorn wants an application; the data plane's protocol never calls it."""
-
-
-def _config(app: Any, **given: Any) -> uvicorn.Config:
-    return uvicorn.Config(
-        app, lifespan="off", log_config=None, access_log=False, proxy_headers=False, backlog=BACKLOG, **given
-    )
-
-
-class CannotListen(Exception):
-    """A port that cannot be had. The message names host, port and remedy."""
-
-
-def _bind(host: str, port: int) -> list[socket.socket]:
-    """A bound socket for each address of the host (`localhost` may have two). Raises CannotListen."""
-    sockets: list[socket.socket] = []
-    try:
-        for family, kind, proto, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
-        ):
-            sock = socket.socket(family, kind, proto)
-            sockets.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family is socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            if sockets[1:]:  # the same port, also where 0 asks for any
-                address = (address[0], sockets[0].getsockname()[1], *address[2:])
-            sock.bind(address)
-            sock.setblocking(False)
-    except (OSError, UnicodeError) as error:
-        for sock in sockets:
-            sock.close()
-        raise CannotListen(
-            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}: choose another host or port"
-        ) from None
-    return sockets
-
-
-def _authority(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _within_open_files(limits: LimitSettings, replicas: int) -> LimitSettings:
-    """The limits, with no more connections than there are descriptors for: every stream takes two.
-
-    Beyond that, clients would be reset without a word, and replicas blamed.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:  # the usual soft limit of 1,024 is soon reached
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    room = max(1, (allowed - 32 - 4 * replicas) // 2)
-    if allowed == resource.RLIM_INFINITY or room >= limits.connections:
-        return limits
-    if "connections" in limits.model_fields_set:
-        log.warning(
-            "limits.connections is %d, but the %d open files that the system allows have room for %d: "
-            "raise its limit (ulimit -Hn) or lower the setting",
-            limits.connections,
-            allowed,
-            room,
-        )
-    else:
-        log.info("room for %d client connections, with %d open files allowed (ulimit -Hn)", room, allowed)
-    return limits.model_copy(update={"connections": room})
 
 
 def _keep_freed_memory() -> None:

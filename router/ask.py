@@ -11,9 +11,13 @@ import time
 from dataclasses import dataclass
 
 from router.proxy.connection import UpstreamConnection
-from router.proxy.upstream import Upstream
+from router.proxy.upstream import Upstream, is_ours
 
 MAX_BYTES = 1 << 20
+
+
+class Short(OSError):
+    """This process is short of descriptors or the like: nothing is known of the replica."""
 
 
 @dataclass(slots=True)
@@ -31,7 +35,8 @@ class Asker:
         self._upstream = upstream
 
     async def get(self, path: str, timeout_s: float, max_bytes: int = MAX_BYTES) -> Answer:
-        """The answer. Raises OSError when there is none in time, or its body is larger than `max_bytes`."""
+        """The answer. Raises OSError when there is none in time, or its body is larger than `max_bytes`: a
+        ConnectionRefusedError when nobody listens there, Short when it could not even be asked."""
         try:
             async with asyncio.timeout(timeout_s):
                 connection = self._upstream.take(time.monotonic())
@@ -41,7 +46,9 @@ class Asker:
         except TimeoutError:
             raise OSError(f"no answer to {path} within {timeout_s:g} s") from None
         except (OSError, ValueError) as error:
-            raise OSError(f"{path}: {error}") from None
+            kind = ConnectionRefusedError if isinstance(error, ConnectionRefusedError) else OSError
+            kind = Short if is_ours(error) else kind
+            raise kind(f"{path}: {error}") from None
         if answer is None:
             raise OSError(f"{path}: the connection was closed without an answer")
         return answer
@@ -50,13 +57,15 @@ class Asker:
         """The answer; None when the connection ended before any of it came, as an idle one may at any time."""
         upstream = self._upstream
         question = _Question(max_bytes)
-        head = b"GET %b%b HTTP/1.1\r\nhost: %b\r\nuser-agent: warmroute\r\naccept-encoding: identity\r\n\r\n"
+        head = b"GET %b%b HTTP/1.1\r\nhost: %b\r\nuser-agent: warmroute\r\naccept-encoding: identity\r\n%b\r\n"
         try:
             if not connection.alive:
                 return None
-            connection.send(question, [head % (upstream.base, path.encode("ascii"), upstream.authority)])
+            given = upstream.base, path.encode("ascii"), upstream.authority, upstream.credential
+            connection.send(question, [head % given])
             return await question.answer
         finally:
+            question.body.clear()  # a fault's traceback holds the question until garbage is looked for
             if not question.released:
                 connection.close()
 
@@ -69,22 +78,23 @@ class _Question:
     def __init__(self, max_bytes: int) -> None:
         self.answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self.released = False
-        self._body = bytearray()
+        self.body = bytearray()
+        """What has come of it."""
         self._max_bytes = max_bytes
 
     def on_data(self, connection: UpstreamConnection) -> None:
+        connection.interim = []
+        fragments, connection.fragments = connection.fragments, []
         if self.answer.done():
             return
-        connection.interim = []
-        for fragment in connection.fragments:
-            self._body += fragment
-        connection.fragments = []
+        for fragment in fragments:
+            self.body += fragment
         if connection.unsound is not None:
             self.answer.set_exception(OSError(f"its answer is not valid HTTP/1.1: {connection.unsound}"))
-        elif len(self._body) > self._max_bytes:
+        elif len(self.body) > self._max_bytes:
             self.answer.set_exception(OSError(f"its answer is larger than {self._max_bytes} bytes"))
         elif connection.complete:
-            self.answer.set_result(Answer(connection.status, bytes(self._body)))
+            self.answer.set_result(Answer(connection.status, bytes(self.body)))
             self.released = True
             connection.release(time.monotonic())
 

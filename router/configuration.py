@@ -11,14 +11,15 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from policies import registry
-from router.settings import ReplicaSettings, Settings
+from router.settings import Settings
+from router.token import MIN_TOKEN_CHARS
 
 PREFIX = "WARMROUTE_"
 
@@ -95,9 +96,8 @@ def _environment() -> dict[str, Any]:
         try:
             tree = _merged(tree, _spelt(source()))
         except SettingsError:
-            shown = (
-                "..." if name.startswith(f"{PREFIX.lower()}identity") else repr(given[name])
-            )  # it may hold the secret
+            path = name.removeprefix(PREFIX.lower()).split("__")
+            shown = "..." if path[0] in _PUBLIC else repr(given[name])  # it may hold a secret
             raise ConfigError(
                 f"environment variable {name.upper()}={shown}: a list or a mapping is written as JSON"
             ) from None
@@ -195,9 +195,21 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+_PUBLIC = {
+    "identity": ("rules",),
+    "admin": ("host", "port", "token_file", "open", "open_metrics", "tls"),
+    "keys": ("file", "max_in_flight", "credential"),
+    "store": ("password_file", "ca_file", "cert_file", "key_file", "verify", "prefix", "wait_s", "timeout_s"),
+}
+"""Sections that hold secrets, and their keys that do not."""
+
+
 def _shown(path: list[str], value: object) -> str:
-    """A value for a message; not those of `identity`, where a secret may stand under a misspelt key."""
-    return "***" if path[0] == "identity" and path[1:2] != ["rules"] else repr(value)
+    """A value for a message; in sections with secrets one may stand under a misspelt key, too."""
+    public = _PUBLIC.get(path[0])
+    if public is None or set(path[1:2]) & set(public):
+        return repr(value)
+    return repr(value) if path[0] == "admin" and len(str(value)) < MIN_TOKEN_CHARS else "***"
 
 
 def _explain(fault: Any) -> str:
@@ -207,18 +219,23 @@ def _explain(fault: Any) -> str:
     if fault["type"] == "extra_forbidden":
         model: type[BaseModel] = Settings
         for key in path[:-1]:
-            field = model.model_fields.get(key)
-            annotation = field.annotation if field is not None else ReplicaSettings
-            model = (
-                annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else ReplicaSettings
-            )
+            if (field := model.model_fields.get(key)) is not None:
+                model = _model(field.annotation) or model  # else the number or the name of an entry
         return f"{where}: unknown key, set to {_shown(path, fault['input'])}{_hint(path[:-1], path[-1], model)}"
-    message = fault["msg"].removeprefix("Value error, ")
+    mapping = fault["type"] in ("dict_type", "model_type")
+    message = "expected a mapping of keys" if mapping else fault["msg"].removeprefix("Value error, ")
     if not where:
         return str(message)
     if fault["type"] == "value_error":
         return f"{where}: {message}"
     return f"{where}: {message}, got {_shown(path, fault['input'])}"
+
+
+def _model(annotation: Any) -> type[BaseModel] | None:
+    """The section that a key leads to, or that each of its entries is."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model, get_args(annotation))), None)
 
 
 def masked(settings: Settings) -> dict[str, Any]:

@@ -40,6 +40,13 @@ QUEUE_FULL = unavailable("queue_full", "The queues of the replicas tried are ful
 MEMORY = unavailable("body_memory", "Too many large requests are being received at once. Try again shortly.")
 CONNECTIONS = unavailable("connections", "Too many open connections. Try again shortly.")
 
+SHED = {
+    "room_full": "As many requests wait already as may (admission.max_waiting). Try again later.",
+    "wait_too_long": "No place became free in time (admission.max_wait_s), or none would have. Try again later.",
+    "kv_full": "The replicas' KV caches are full of other live sessions; this one is held back. Try again later.",
+}
+"""By policies.admission.ShedReason."""
+
 INTERNAL = Refusal(500, "internal", "The router failed on this request; its own log says how.")
 UPSTREAM_CLOSED = Refusal(502, "upstream_closed", "The replica closed the connection without an answer.")
 UPSTREAM_INVALID = Refusal(502, "upstream_invalid", "The replica's answer is not valid HTTP/1.1.")
@@ -61,6 +68,17 @@ FOREIGN_HOST = Refusal(421, "foreign_host", "The absolute-form target names anot
 ADMIN_PATH = Refusal(
     403, "admin_path", "Engine administration is not passed on. Call the replica itself, or set admin_paths.allow."
 )
+PRIORITY = Refusal(400, "priority", "The priority header's value must be high, normal or low.")
+MISSING_KEY = Refusal(401, "missing_api_key", "An API key is required: send it as `authorization: Bearer KEY`.")
+INVALID_KEY = Refusal(401, "invalid_api_key", "The API key is not known here.")
+KEY_IN_FLIGHT = Refusal(
+    429, "key_in_flight", "This API key has as many requests in flight as it may have.", RETRY_AFTER_S
+)
+
+
+def shed(reason: str, retry_after_s: int) -> Refusal:
+    """A request that found no place, with the seconds after which one is likely."""
+    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, reason, SHED[reason], retry_after_s)
 
 
 def malformed(detail: str) -> Refusal:
@@ -68,14 +86,19 @@ def malformed(detail: str) -> Refusal:
     return Refusal(400, "malformed", f"Malformed HTTP/1.1 request: {detail}.")
 
 
-def render(refusal: Refusal, *, close: bool, head_only: bool, request_id: bytes) -> bytes:
-    """The whole answer as bytes. The body suits OpenAI's and Anthropic's clients alike."""
-    if refusal.status == 503:
-        kind = "overloaded_error"
-    elif refusal.status in (502, 504):
-        kind = "api_error"
-    else:
-        kind = "invalid_request_error"
+_KINDS = {
+    401: "authentication_error",
+    429: "rate_limit_error",
+    502: "api_error",
+    503: "overloaded_error",
+    504: "api_error",
+}
+"""Anthropic's types of error; OpenAI's clients go by the status."""
+
+
+def render(refusal: Refusal, *, close: bool, head_only: bool, request_id: bytes, extra: bytes = b"") -> bytes:
+    """The whole answer as bytes, with `extra` header lines. The body suits OpenAI's and Anthropic's clients alike."""
+    kind = _KINDS.get(refusal.status, "invalid_request_error")
     error = {"message": refusal.message, "type": kind, "param": None, "code": refusal.reason}
     body = json.dumps({"type": "error", "error": error}).encode()
     lines = [
@@ -84,6 +107,8 @@ def render(refusal: Refusal, *, close: bool, head_only: bool, request_id: bytes)
         f"content-length: {len(body)}",
         f"x-warmroute-reason: {refusal.reason}",
     ]
+    if refusal.status == 401:
+        lines.append("www-authenticate: Bearer")
     if refusal.status == 405:
         lines.append("allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")
     if refusal.retry_after_s is not None:
@@ -93,4 +118,4 @@ def render(refusal: Refusal, *, close: bool, head_only: bool, request_id: bytes)
     head = "\r\n".join(lines).encode() + b"\r\n"
     if request_id:
         head += b"x-request-id: " + request_id + b"\r\n"
-    return head + b"\r\n" + (b"" if head_only else body)
+    return head + extra + b"\r\n" + (b"" if head_only else body)

@@ -7,6 +7,8 @@ from math import isfinite
 from typing import Any
 
 from policies.types import Candidate, Choice, Reason, Request
+from router.decisions import Decision, home_left
+from router.units import seconds
 
 WORDS = {
     "queue": "queue",
@@ -19,7 +21,7 @@ WORDS = {
 NAMED = 2
 """Terms named on either side of a comparison."""
 
-_PLACED = {
+PLACED = {
     Reason.NEW: "nothing is known of it",
     Reason.EVICTED: "its KV cache is believed to be gone from every replica",
     Reason.HOME_LOST: "its home cannot take it",
@@ -45,6 +47,7 @@ def table(choice: Choice, request: Request) -> dict[str, Any]:
         "resident_tokens": choice.resident_tokens,
         "wait_s": _rounded(choice.wait_s),
         "prefill_s": _rounded(choice.prefill_s),
+        "unit": choice.unit,
         "candidates": [
             {
                 "replica": each.replica.id,
@@ -67,7 +70,29 @@ def sentence(choice: Choice, request: Request) -> str:
     if reason is Reason.PREFIX:
         held = f"{choice.resident_tokens} of {request.prompt_tokens} tokens"
         return f"goes to {chosen.id}: the longest part of its prompt is there, {held}"
-    return f"goes to {chosen.id}: {_PLACED[reason]}{_compared(choice)}"
+    return f"goes to {chosen.id}: {PLACED[reason]}{_compared(choice)}"
+
+
+def recalled(decision: Decision, anew_s: float | None) -> str:
+    """Why a decision of the past was made, from what is remembered of it: no other replica's costs are.
+
+    `anew_s`: seconds of prefill where nothing of the prompt is in the KV cache; None: not known any more.
+    """
+    if not decision.replica:
+        return f"refused: {decision.reason}"
+    reason = Reason(decision.reason)
+    there = _expected(decision.wait_s, decision.prefill_s)
+    if reason is Reason.HOME:
+        without = "" if anew_s is None else f", {seconds(anew_s)} without its cache"
+        return f"stays on {decision.replica}: {there}{without}"
+    if reason in (Reason.MOVED, Reason.SPLIT):
+        verb = "moves" if reason is Reason.MOVED else "splits off"
+        left = f" from {decision.left}" if decision.left else ""
+        return f"{verb}{left} to {decision.replica}: {there}"
+    if reason is Reason.PREFIX:
+        held = f"{decision.resident_tokens} of {decision.prompt_tokens} tokens"
+        return f"goes to {decision.replica}: the longest part of its prompt is there, {held}"
+    return f"goes to {decision.replica}: {PLACED[reason]}; {there}"
 
 
 def _staying(choice: Choice, request: Request) -> str:
@@ -83,8 +108,7 @@ def _staying(choice: Choice, request: Request) -> str:
 
 
 def _moving(choice: Choice, request: Request) -> str:
-    holders = [resident for resident in request.residents if resident.replica is not choice.replica]
-    home = max(holders, key=lambda resident: (resident.own, resident.tokens), default=None)
+    home = home_left(request, choice.replica)
     start = "moves" if choice.reason is Reason.MOVED else "splits off"
     if home is not None:
         start += f" from {home.replica.id}"
@@ -94,7 +118,7 @@ def _moving(choice: Choice, request: Request) -> str:
     own, others = _split(choice)
     left = next((each for each in others if home is not None and each.replica is home.replica), None)
     if own is None or left is None:
-        return f"{start}: {_s(choice.wait_s)} of queue and {_s(choice.prefill_s)} of prefill are expected there"
+        return f"{start}: {_expected(choice.wait_s, choice.prefill_s)}"
     saves, costs = _differences(own, left)
     if not saves:
         return f"{start}: it saves nothing worth naming"
@@ -106,7 +130,7 @@ def _compared(choice: Choice) -> str:
     own, others = _split(choice)
     if own is None or choice.reason is Reason.NO_SESSION:
         return ""
-    unit = " s" if {"queue", "wait"} & set(own.terms) else ""
+    unit = f" {choice.unit}" if choice.unit else ""
     told = f"; {own.cost:.2f}{unit} there"
     return f"{told}, {others[0].cost:.2f}{unit} on {others[0].replica.id}" if others else told
 
@@ -129,11 +153,11 @@ def _differences(here: Candidate, there: Candidate) -> tuple[str, str]:
 def _listed(terms: Mapping[str, float], least: float) -> str:
     """The largest terms that are at least `least` seconds."""
     largest = sorted(((value, name) for name, value in terms.items() if value >= least), reverse=True)[:NAMED]
-    return " and ".join(f"{_s(value)} of {WORDS.get(name, name)}" for value, name in largest)
+    return " and ".join(f"{seconds(value)} of {WORDS.get(name, name)}" for value, name in largest)
 
 
-def _s(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds * 1000:.0f} ms"
+def _expected(wait_s: float, prefill_s: float) -> str:
+    return f"{seconds(wait_s)} of queue and {seconds(prefill_s)} of prefill there"
 
 
 def _rounded(value: float) -> float | None:

@@ -1,198 +1,215 @@
-"""Whether replicas are well: probes, and what the data path sees.
-
-Facts about SGLang's endpoints (0.5.23, seen on a real server): `/ready` is a flag, answered in milliseconds, 503 while
-starting, draining, paused, or after a failed `/health` until one succeeds. `/health` makes the engine generate a
-token: a good answer takes a second, a hung scheduler 20. Only a `/health` uncovers a hung scheduler, and a long prefill
-can make one fail though all is well, so it is asked only of replicas that have not answered a request lately.
-"""
+"""Whether replicas are well: probes, what the data path sees, and the panic rule over all of them."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from policies.balancer import Balancer
 from policies.types import Replica, State
 from router.ask import Asker
+from router.breaker import Breaker
+from router.probes import Probes
 from router.settings import HealthSettings
 from router.standing import Standing
 
 log = logging.getLogger("warmroute.health")
 
-READY, HEALTH, ROOT = "/ready", "/health", "/"
-"""What is asked, in this order of preference: older engines have no `/ready`, other servers neither of both."""
-
-_ABSENT = (404, 405, 501)
-
-RETRY_UPWARD_S = 60.0
-"""How long a fallback is kept before `/ready` is tried again: a gateway's 404 may pass."""
-
-STATEMENT_S = 1.0
-"""`/health` looks once a second whether the engine has generated: what fails sooner says that the server starts or
-drains, not that it is silent."""
+_FAULTS = frozenset({500, 502, 504})
+"""Answers that speak against a replica: its own failure, or that of what stands before it. 503 says that it is busy,
+and every other one something of the request."""
 
 
 class Health:
-    """Watches every replica that joins until it leaves. Tells the Balancer of each change of state."""
+    """Watches every replica that joins until it leaves. Tells the Balancer of each change of state.
+
+    The panic rule: when of those that do not drain fewer than `panic_share` are well, it is likelier that the signal
+    is wrong than that they all are, and those that are well could not carry all the load. Then the others are used,
+    too, as Envoy does at the same share; but not those that refuse connections or generated nothing when asked to,
+    since requests would fare no better, and those that answer no probe only when there is nothing else.
+    """
 
     def __init__(self, balancer: Balancer, settings: HealthSettings, clock: Callable[[], float]) -> None:
         self._balancer = balancer
         self._settings = settings
         self._clock = clock
         self._watches: dict[Replica, _Watch] = {}
+        self.panic = False
+        """Whether the panic rule is in force."""
 
     def watch(self, replica: Replica, asker: Asker) -> None:
         """Begin to probe it."""
         self._watches[replica] = _Watch(self, replica, asker, self._settings, self._clock)
+        if self.panic:  # one more, which begins as ready, can only end it
+            self._assess()
 
     async def forget(self, replica: Replica) -> None:
         """Stop probing it."""
         if (watch := self._watches.pop(replica, None)) is not None:
-            await watch.stop()
+            await watch.probes.stop()
+            self._assess()
+
+    def configure(self, settings: HealthSettings) -> None:
+        """From now on by these settings; what was seen until now stands."""
+        self._settings = settings
+        for watch in self._watches.values():
+            watch.configure(settings)
+        self._assess()
 
     @property
     def probed(self) -> bool:
         """Whether every replica has been probed at least once."""
-        return all(watch.probed for watch in self._watches.values())
+        return all(watch.probes.probed for watch in self._watches.values())
 
     def why(self, replica: Replica) -> str:
         """Why it is in the state it is in."""
         watch = self._watches.get(replica)
-        return watch.standing.why if watch is not None else "not watched"
+        return watch.why if watch is not None else "not watched"
 
     def since(self, replica: Replica) -> float | None:
         """When it came into that state, seconds since the epoch; None when it is not watched."""
         watch = self._watches.get(replica)
         return watch.since if watch is not None else None
 
+    def breaker(self, replica: Replica) -> Breaker | None:
+        """Its circuit breaker; None when it is not watched."""
+        watch = self._watches.get(replica)
+        return watch.standing.breaker if watch is not None else None
+
+    def order(self, replica: Replica, state: State | None, why: str = "") -> None:
+        """An operator's drain: DRAINING or FINISHING whatever the probes say, unless it is ejected; None ends it.
+
+        Raises KeyError when it is not watched.
+        """
+        watch = self._watches[replica]
+        watch.ordered, watch.order = state, why
+        self._assess()
+
     # Told by the data path
 
     def succeeded(self, replica: Replica) -> None:
-        """It answered a request."""
+        """It began to answer a request."""
         if (watch := self._watches.get(replica)) is not None:
             watch.standing.request_succeeded()
+
+    def answered(self, replica: Replica, status: int) -> None:
+        """It answered a request to the end."""
+        if (watch := self._watches.get(replica)) is None:
+            return
+        standing = watch.standing
+        if status in _FAULTS:
+            standing.request_failed(f"a {status}", self._clock(), answered=True)
+            self.settle(watch)
+        elif status != 503:
+            standing.request_answered(now := self._clock())
+            if standing.state is not watch.known[0]:
+                self.settle(watch, now)
 
     def failed(self, replica: Replica, why: str) -> None:
         """It left a request unanswered, or broke off."""
         if (watch := self._watches.get(replica)) is not None:
-            watch.standing.request_failed(why)
+            watch.standing.request_failed(why, self._clock())
             self.settle(watch)
 
     def gone(self, replica: Replica) -> bool:
         """Whether it is out because not even its probes are answered: what waits there waits in vain."""
         watch = self._watches.get(replica)
-        return watch is not None and watch.standing.silent
+        return watch is not None and watch.standing.silent and replica.state is State.EJECTED
 
-    def settle(self, watch: _Watch) -> None:
+    # States
+
+    def settle(self, watch: _Watch, now: float | None = None) -> None:
         """Carry a change of standing over to the Balancer."""
-        replica, standing = watch.replica, watch.standing
-        if replica.state is not standing.state:
-            level = logging.INFO if standing.state is State.READY else logging.WARNING
-            log.log(level, "replica %s is %s (was %s): %s", replica.id, standing.state, replica.state, standing.why)
+        standing = watch.standing
+        standing.tick(self._clock() if now is None else now)
+        self._note_slowness(watch)
+        known = (standing.state, standing.dead, standing.mute)
+        if known != watch.known:
+            watch.known = known
+            self._assess()
+
+    def _note_slowness(self, watch: _Watch) -> None:
+        """One line when it becomes slow, and one when it is not any more."""
+        slowness = watch.replica.speed.slowness
+        slow, watch.slow = watch.slow, slowness > 1.0
+        if watch.slow and not slow:
+            log.warning(
+                "replica %s is slow: its first tokens take %.1f times what is expected, compared with the fleet's",
+                watch.replica.id,
+                slowness,
+            )
+        elif slow and not watch.slow:
+            log.info("replica %s is not slow any more", watch.replica.id)
+
+    def _assess(self) -> None:
+        """The state of each, in the light of all."""
+        watches = self._watches.values()
+        used = [watch for watch in watches if watch.ordered is None and watch.standing.state is not State.DRAINING]
+        well = [watch for watch in used if watch.standing.state is State.READY]
+        panic = len(well) < self._settings.panic_share * len(used)
+        doubtful: set[_Watch] = set()
+        if panic:
+            alive = [w for w in used if w.standing.state is not State.READY and not w.standing.dead]
+            doubtful = {watch for watch in alive if not watch.standing.mute}
+            if not doubtful and not well:
+                doubtful = set(alive)
+        if panic is not self.panic:
+            self.panic = panic
+            told = f"{len(well)} of {len(used)} replicas that do not drain are well"
+            if panic:
+                log.warning(
+                    "panic: %s, fewer than health.panic_share %g: others are used, too, unless they are dead",
+                    told,
+                    self._settings.panic_share,
+                )
+            else:
+                log.info("no panic any more: %s", told)
+        for watch in watches:
+            standing = watch.standing
+            if watch in doubtful:
+                self._set(watch, State.READY, f"panic: used although {standing.state}: {standing.why}")
+            elif watch.ordered is not None and standing.state in (State.READY, State.HALF_OPEN):
+                self._set(watch, watch.ordered, watch.order)
+            else:
+                self._set(watch, standing.state, "")
+
+    def _set(self, watch: _Watch, state: State, override: str) -> None:
+        watch.override = override
+        replica = watch.replica
+        if replica.state is not state:
+            level = logging.INFO if state is State.READY and not override else logging.WARNING
+            log.log(level, "replica %s is %s (was %s): %s", replica.id, state, replica.state, watch.why)
             watch.since = time.time()
-            self._balancer.set_state(replica, standing.state, self._clock())
+            self._balancer.set_state(replica, state, self._clock())
 
 
 class _Watch:
-    """The probes of one replica."""
+    """What is known of one replica, and ordered."""
 
     def __init__(
         self, health: Health, replica: Replica, asker: Asker, settings: HealthSettings, clock: Callable[[], float]
     ) -> None:
-        self._health = health
-        self._asker = asker
-        self._settings = settings
-        self._clock = clock
         self.replica = replica
         self.standing = Standing(settings)
+        self.known = (self.standing.state, self.standing.dead, self.standing.mute)
+        """What the states of all were last made of."""
+        self.slow = False
+        """Whether it was when last looked at."""
+        self.ordered: State | None = None
+        """What an operator ordered."""
+        self.order = ""
+        """Why."""
+        self.override = ""
+        """Why it is in another state than its standing's."""
         self.since = time.time()
-        self.probed = False
-        self._path = READY
-        self._retry_at = 0.0
-        self._answered = 0
-        """Requests it had answered when `/health` was last due."""
-        # Delayed by chance: a router that starts must not ask all of a fleet at the same moment, still less
-        # make all of it generate.
-        self._tasks = [
-            asyncio.create_task(self._forever(self._probe, settings.interval_s / 4)),
-            asyncio.create_task(self._forever(self._probe_deeply, settings.deep_interval_s)),
-        ]
+        """When it came into its state, seconds since the epoch."""
+        self.probes = Probes(replica.id, self.standing, asker, settings, clock, lambda: health.settle(self))
 
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    @property
+    def why(self) -> str:
+        return self.override or self.standing.why
 
-    async def _forever(self, probe: Callable[[], Awaitable[float]], delay_s: float) -> None:
-        """Probe again and again; `probe` tells how many seconds to wait before the next."""
-        await asyncio.sleep(delay_s * random.random())
-        while True:
-            try:
-                pause_s = await probe()
-            except Exception:
-                log.exception("probing %s failed in a way it should not", self.replica.id)
-                pause_s = self._settings.interval_s
-            self._health.settle(self)
-            await asyncio.sleep(pause_s * (0.9 + 0.2 * random.random()))
-
-    async def _probe(self) -> float:
-        settings, standing = self._settings, self.standing
-        if self._path != READY and self._clock() >= self._retry_at:
-            self._path = READY
-        while True:
-            path = self._path
-            began, successes = self._clock(), standing.successes
-            try:
-                answer = await self._asker.get(path, settings.deep_timeout_s if path == HEALTH else settings.timeout_s)
-            except OSError as error:
-                self._failed(path, str(error), began, successes)
-                self._path = READY  # what comes back may be another version
-                break
-            if answer.status in _ABSENT and path != ROOT:
-                self._path = HEALTH if path == READY else ROOT
-                if path == READY:
-                    self._retry_at = self._clock() + RETRY_UPWARD_S
-                log.debug("replica %s has no %s, asking %s", self.replica.id, path, self._path)
-                continue
-            if answer.status >= 500:
-                self._failed(path, f"{path} says {answer.status}", began, successes, answer.status)
-            else:
-                if path != READY:
-                    standing.deep_probe_passed()
-                standing.probe_passed()
-            break
-        self.probed = True
-        seldom = self._path == HEALTH and standing.state is State.READY
-        return settings.deep_interval_s if seldom else settings.interval_s
-
-    def _failed(self, path: str, why: str, began: float, successes: int, status: int | None = None) -> None:
-        if path == HEALTH and self._clock() - began >= STATEMENT_S:
-            self.standing.deep_probe_failed(f"{why}: it generates nothing", successes)
-        elif status == 503 and path != ROOT:
-            self.standing.probe_not_ready(f"{why}: it drains, is paused, or starts")
-        else:
-            self.standing.probe_failed(why)
-
-    async def _probe_deeply(self) -> float:
-        """Ask `/health` of a replica that is judged by `/ready`, unless its answers show that it is alive."""
-        settings, standing = self._settings, self.standing
-        successes = standing.successes
-        idle, self._answered = successes == self._answered, successes
-        if self._path != READY or not (idle or standing.state is not State.READY):
-            return settings.deep_interval_s
-        began = self._clock()
-        try:
-            answer = await self._asker.get(HEALTH, settings.deep_timeout_s)
-            passed, why = answer.status < 500, f"/health says {answer.status}"
-        except OSError as error:
-            passed, why = False, str(error)
-        if passed:
-            standing.deep_probe_passed()
-        elif self._clock() - began >= STATEMENT_S:
-            standing.deep_probe_failed(f"{why}: it generates nothing", successes)
-            # A failed /health makes /ready say 503 until one succeeds: ask again soon, lest it stays out for nothing.
-            return settings.interval_s
-        return settings.deep_interval_s
+    def configure(self, settings: HealthSettings) -> None:
+        self.standing.configure(settings)
+        self.probes.configure(settings)

@@ -7,11 +7,12 @@ import queue
 import select
 import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from policies.types import Outcome, Usage
+from policies.types import Cause, Outcome, Usage
 
 if TYPE_CHECKING:
     from router.proxy.exchange import Exchange
@@ -58,10 +59,14 @@ class Line(msgspec.Struct, omit_defaults=True):
     """The identity rule that matched."""
     session: str | None = None
     """The affinity key in hexadecimal, as `/sessions/{key}` takes it."""
+    key: str | None = None
+    """Who holds the API key it came with."""
     refusal: str | None = None
     """Why the router answered itself."""
     failed: str | None = None
     """Why the last replica before failed it."""
+    queued_s: float | None = None
+    """How long it waited for a place, when it had to."""
     first_byte_s: float | None = None
     """From the whole request to the answer's first byte."""
     prompt_tokens: int | None = None
@@ -96,9 +101,13 @@ def line(exchange: Exchange, outcome: Outcome, usage: Usage | None, now: float) 
         out.rule = identity.rule
         if identity.key is not None:
             out.session = identity.key.hex()
+    if exchange.holder is not None:
+        out.key = exchange.holder.name
     if exchange.refusal is not None:
         out.refusal = exchange.refusal.reason
     out.failed = exchange.why or None
+    if exchange.queued_s is not None:
+        out.queued_s = _rounded(exchange.queued_s)
     if exchange.first_byte_at:
         out.first_byte_s = _rounded(exchange.first_byte_at - exchange.received_at)
     if usage is not None:
@@ -137,19 +146,32 @@ class AccessLog:
     The session is logged as its digest; no prompt text and no raw key is.
     """
 
-    def __init__(self, form: Literal["json", "text"], fd: int) -> None:
+    def __init__(self, form: Literal["json", "text"], fd: int, sample: float = 1.0, *, shared: bool = False) -> None:
+        """`sample`: share of the requests that went well of which a line is written.
+
+        `shared`: other processes write there, too, and their lines must not end up within ours.
+        """
         self._json = form == "json"
         self._encode = msgspec.json.Encoder().encode
         self._fd = fd
+        self._shared = shared
         self._lines: list[bytes] = []
         self._flush_due = False
         self._batches: queue.Queue[bytes | None] = queue.Queue(MAX_BATCHES)
         self.dropped = 0
+        self.sample = sample
+        self._due = 0.5
+        """Lines owed: it grows by `sample` with each request that went well."""
         self._thread = threading.Thread(target=self._drain, name="access-log", daemon=True)
         self._thread.start()
 
     def write(self, exchange: Exchange, outcome: Outcome, usage: Usage | None, now: float) -> None:
-        """Add the line of a finished request."""
+        """Add the line of a finished request, unless it went well and is not of the sample."""
+        if self.sample < 1.0 and outcome.cause is Cause.DONE and exchange.status < 400 and not exchange.why:
+            self._due += self.sample
+            if self._due < 1.0:
+                return
+            self._due -= 1.0
         if len(self._lines) >= MAX_LINES:
             self.dropped += 1
             return
@@ -183,17 +205,33 @@ class AccessLog:
 
     def _drain(self) -> None:
         torn = False
-        while (data := self._batches.get()) is not None:
-            if torn:
-                data = b"\n" + data  # what was cut off must not swallow the next line
-            size = len(data)
-            try:
-                while data:
-                    try:
-                        data = data[os.write(self._fd, data) :]
-                    except BlockingIOError:  # a pipe that its other owner made non-blocking
-                        select.select([], [self._fd], [], 1.0)
-                torn = False
-            except OSError:
-                self.dropped += data.count(b"\n")  # nobody reads it any more; serving goes on
-                torn = torn or len(data) < size
+        while (batch := self._batches.get()) is not None:
+            for data in _pieces(batch) if self._shared else (batch,):
+                torn = self._write(data, torn)
+
+    def _write(self, data: bytes, torn: bool) -> bool:
+        """Write it, behind what may have been cut off. Whether that is so again."""
+        if torn:
+            data = b"\n" + data  # what was cut off must not swallow the next line
+        size = len(data)
+        try:
+            while data:
+                try:
+                    data = data[os.write(self._fd, data) :]
+                except BlockingIOError:  # a pipe that its other owner made non-blocking
+                    select.select([], [self._fd], [], 1.0)
+        except OSError:
+            self.dropped += data.count(b"\n")  # nobody reads it any more; serving goes on
+            return torn or len(data) < size
+        return False
+
+
+def _pieces(batch: bytes) -> Iterator[bytes]:
+    """Whole lines, together no more than a pipe takes as one. A line that is longer goes alone."""
+    start = end = 0
+    for line in batch.splitlines(keepends=True):
+        if end > start and end + len(line) - start > select.PIPE_BUF:
+            yield batch[start:end]
+            start = end
+        end += len(line)
+    yield batch[start:]

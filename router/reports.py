@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from hashlib import blake2b
 
 from policies.balancer import Balancer
 from policies.types import Replica, State
@@ -47,6 +48,12 @@ class Reports:
         self._clock = clock
         self._polls: dict[Replica, _Poll] = {}
 
+    def configure(self, settings: ReportSettings) -> None:
+        """From now on by these settings."""
+        self._settings = settings
+        for poll in self._polls.values():
+            poll.settings = settings
+
     def watch(self, replica: Replica, asker: Asker) -> None:
         """Begin to poll it."""
         self._polls[replica] = _Poll(self._balancer, replica, asker, self._settings, self._clock)
@@ -71,7 +78,7 @@ class _Poll:
         self._balancer = balancer
         self._replica = replica
         self._asker = asker
-        self._settings = settings
+        self.settings = settings
         self._clock = clock
         self._source = 0
         """Index into the sources; past the end, none has worked."""
@@ -89,15 +96,14 @@ class _Poll:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _forever(self) -> None:
-        interval = self._settings.interval_s
-        await asyncio.sleep(interval * random.random())
+        await asyncio.sleep(self.settings.interval_s * random.random())
         while True:
             try:
                 await self._look_for_restart()
                 await self._poll()
             except Exception:
                 log.exception("polling %s failed in a way it should not", self._replica.id)
-            await asyncio.sleep(interval * (0.9 + 0.2 * random.random()))
+            await asyncio.sleep(self.settings.interval_s * (0.9 + 0.2 * random.random()))
 
     def _note(self, trouble: str) -> None:
         """Log a change between working and not, once."""
@@ -116,7 +122,7 @@ class _Poll:
             path, parse = _SOURCES[self._source]
             try:
                 size = METRICS_BYTES if path == "/metrics" else MAX_BYTES
-                answer = await self._asker.get(path, self._settings.timeout_s, size)
+                answer = await self._asker.get(path, self.settings.timeout_s, size)
                 if answer.status == 200:
                     self._take(parse(answer.body, self._clock()))
                     self._note("")
@@ -166,7 +172,7 @@ class _Poll:
         self._info_due = self._clock() + INFO_S
         for path in ("/server_info", "/get_server_info"):
             try:
-                answer = await self._asker.get(path, self._settings.timeout_s)
+                answer = await self._asker.get(path, self.settings.timeout_s)
                 if answer.status in _ABSENT:
                     continue
                 if answer.status == 200:
@@ -176,6 +182,7 @@ class _Poll:
                     if last is not None and last != info.mark:
                         self._restarted("its startup_time changed")
                         self._info = info
+                    self._replica.incarnation = _incarnation(info.mark)
             except (OSError, ValueError) as error:
                 log.debug("replica %s: %s: %s", self._replica.id, path, error)
             return
@@ -184,4 +191,10 @@ class _Poll:
         log.warning("replica %s restarted (%s): its KV cache is empty", self._replica.id, why)
         self._last = None  # the same restart must not be seen twice
         self._info = Info()
+        self._replica.incarnation = ""
         self._balancer.cache_cleared(self._replica, self._clock())
+
+
+def _incarnation(mark: str | None) -> str:
+    """A short name of an engine's process, equal wherever its mark is read."""
+    return "" if mark is None else blake2b(mark.encode(), digest_size=8).hexdigest()

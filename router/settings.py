@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
+from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -26,14 +29,33 @@ from pydantic_settings import (
 )
 
 from policies import registry
-from router.identity import parse_rules
+from policies.admission import AdmissionConfig
+from router import keys, token
+from router.files import text_of
+from router.identity import CREDENTIALS, parse_rules
+from router.proxy import guard
+from router.proxy.headers import KEPT
+from router.store import address
+from router.tls import replica_context, server_context
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Interval = Annotated[float, Field(ge=0.1, le=86_400, allow_inf_nan=False)]
+"""Between two questions to one replica: more often the answers cost it and the router more than they tell."""
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(gt=0)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
+Sampled = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+_ADMISSION = AdmissionConfig()
 
 _AUTHORITY = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._~-]+)?\])(:\d*)?")
 """A name or an address, IPv6 in brackets, and a port. Python's parser takes nearly anything for a host."""
+
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A token of RFC 9110, section 5.6.2."""
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?")
+"""As browsers write it: in lower case, without a path."""
 
 _ID = re.compile(r"[!-~]{1,256}")
 """Printable ASCII without spaces: an id goes into headers, metric labels and log lines."""
@@ -46,6 +68,14 @@ def _no_bool(value: Any, annotation: object) -> Any:
     return value
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a listener on this host can be reached from this machine only."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -55,9 +85,97 @@ class _Part(BaseModel):
         return _no_bool(value, cls.model_fields[str(info.field_name)].annotation)
 
 
+class ServerTlsSettings(_Part):
+    """How a port speaks TLS; without a certificate it does not."""
+
+    cert_file: str = ""
+    """The certificate and those between it and the authority, as PEM."""
+    key_file: str = ""
+    client_ca_file: str = ""
+    """Authorities whose certificate a client must show."""
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        if bool(self.cert_file) != bool(self.key_file):
+            raise ValueError("cert_file and key_file go together: give both, or neither for plain HTTP")
+        if self.client_ca_file and not self.cert_file:
+            raise ValueError("client_ca_file needs cert_file and key_file: without TLS no client shows a certificate")
+        if self.cert_file:
+            server_context(self.cert_file, self.key_file, self.client_ca_file)
+        return self
+
+
+class ReplicaTlsSettings(_Part):
+    """How replicas with an https URL are spoken to."""
+
+    ca_file: str = ""
+    """Authorities to trust instead of the system's."""
+    cert_file: str = ""
+    """Shown to replicas that ask for one, with `key_file`."""
+    key_file: str = ""
+    verify: bool = True
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        if bool(self.cert_file) != bool(self.key_file):
+            raise ValueError("cert_file and key_file go together: give both, or neither")
+        if self.ca_file and not self.verify:
+            raise ValueError("ca_file is of no use with verify: false: leave one of them out")
+        if self.ca_file or self.cert_file:
+            replica_context(self.ca_file, self.cert_file, self.key_file, verify=self.verify)
+        return self
+
+
+class TlsSettings(ServerTlsSettings):
+    """The data port's, and the replicas'."""
+
+    replicas: ReplicaTlsSettings = ReplicaTlsSettings()
+
+
 class AdminSettings(_Part):
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Port = 8081
+    token: SecretStr = SecretStr("")
+    token_file: str = ""
+    open: bool = False
+    """Serve without a token although others than this machine can reach the port."""
+    open_metrics: bool = False
+    """Serve `/metrics` without the token."""
+    tls: ServerTlsSettings = ServerTlsSettings()
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Self:
+        secret = self.token.get_secret_value()
+        if secret and self.token_file:
+            raise ValueError("token and token_file are both set: leave one of them out")
+        if secret:
+            try:
+                token.checked(secret)
+            except ValueError as error:
+                raise ValueError(f"token (not shown here) {error}") from None
+        if self.token_file:
+            try:
+                token.read(self.token_file)
+            except ValueError as error:
+                raise ValueError(f"token_file {error}") from None
+        if self.guarded and self.open:
+            raise ValueError("open is true, and a token or client_ca_file is set: leave one of them out")
+        self.check_guarded()
+        return self
+
+    def check_guarded(self) -> None:
+        """Raises ValueError when anyone who can reach the port could change everything, and nothing says so."""
+        if not self.guarded and not self.open and not is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host!r} can be reached by others, who could change everything: set admin.token_file or "
+                "admin.token, ask for certificates with admin.tls.client_ca_file, or set admin.open: true where all "
+                "who can reach it may"
+            )
+
+    @property
+    def guarded(self) -> bool:
+        """Whether who asks must prove something."""
+        return bool(self.token.get_secret_value() or self.token_file or self.tls.client_ca_file)
 
 
 class ReplicaSettings(_Part):
@@ -131,6 +249,12 @@ class DirectorySettings(_Part):
     idle_s: Seconds = 3600.0
 
 
+def _no_mask(name: str, secret: SecretStr, what: str) -> None:
+    """Raises ValueError for what `check-config` prints instead of a secret."""
+    if set(secret.get_secret_value()) == {"*"}:
+        raise ValueError(f"{name} is the mask that check-config prints: put the {what} itself in its place")
+
+
 class IdentitySettings(_Part):
     rules: list[dict[str, Any]] | None = None
     secret: SecretStr = SecretStr("")
@@ -138,8 +262,7 @@ class IdentitySettings(_Part):
     @model_validator(mode="after")
     def _parse(self) -> IdentitySettings:
         parse_rules(self.rules or [])
-        if set(self.secret.get_secret_value()) == {"*"}:
-            raise ValueError("secret is the mask that check-config prints: put the secret itself in its place")
+        _no_mask("secret", self.secret, "secret")
         return self
 
 
@@ -157,6 +280,37 @@ class LimitSettings(_Part):
                 "which holds all bodies at once: raise that or lower it"
             )
         return self
+
+
+class AdmissionSettings(_Part):
+    """As policies.admission.AdmissionConfig, which has the bounds and the defaults."""
+
+    max_running: int = _ADMISSION.max_running
+    max_running_per_replica: int = _ADMISSION.max_running_per_replica
+    max_tokens: int = _ADMISSION.max_tokens
+    max_tokens_per_replica: int = _ADMISSION.max_tokens_per_replica
+    max_waiting: int = _ADMISSION.max_waiting
+    max_wait_s: float = _ADMISSION.max_wait_s
+    kv_gate: bool = _ADMISSION.kv_gate
+    max_hold_s: float = _ADMISSION.max_hold_s
+    priority_header: str = ""
+    """Its value is `high`, `normal` or `low`; without a name nobody looks for it."""
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        if self.priority_header and not _HEADER.fullmatch(self.priority_header):
+            raise ValueError(f"priority_header {self.priority_header!r} is no name of a header: as in x-priority")
+        self.config()
+        return self
+
+    @property
+    def priority(self) -> bytes:
+        """The header's name as the data path compares it; empty when there is none."""
+        return self.priority_header.lower().encode()
+
+    def config(self) -> AdmissionConfig:
+        """For the core. Raises ValueError when it cannot be."""
+        return AdmissionConfig(**self.model_dump(exclude={"priority_header"}))
 
 
 class TimeoutSettings(_Part):
@@ -180,33 +334,260 @@ class PoolSettings(_Part):
 
 
 class HealthSettings(_Part):
-    interval_s: Seconds = 1.0
+    interval_s: Interval = 1.0
     timeout_s: Seconds = 2.0
-    deep_interval_s: Seconds = 15.0
+    deep_interval_s: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 15.0
+    """1 or more: each makes the engine generate a token."""
     deep_timeout_s: Annotated[float, Field(gt=1, le=86_400, allow_inf_nan=False)] = 25.0
     """More than 1: SGLang looks only once a second whether `/health` has been answered."""
     fail_after: Annotated[int, Field(ge=1)] = 3
     pass_after: Annotated[int, Field(ge=1)] = 2
     passive_fail_after: Annotated[int, Field(ge=1)] = 3
+    error_fail_after: Annotated[int, Field(ge=1)] = 5
+    """Envoy's consecutive_5xx. More than of other failures: some requests fail wherever they go."""
+    failure_share: Share = 0.5
+    failure_window: Annotated[int, Field(ge=1, le=1000)] = 20
+    open_s: Seconds = 5.0
+    open_max_s: Seconds = 300.0
+    """Envoy's max_ejection_time."""
+    panic_share: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
+    """Envoy's healthy_panic_threshold; 0: never."""
+
+    @model_validator(mode="after")
+    def _grows(self) -> Self:
+        if self.open_s > self.open_max_s:
+            raise ValueError(
+                f"open_s {self.open_s:g} is more than open_max_s {self.open_max_s:g}, up to which it grows: "
+                "raise that or lower it"
+            )
+        return self
 
 
 class ReportSettings(_Part):
-    interval_s: Seconds = 1.0
+    interval_s: Interval = 1.0
     timeout_s: Seconds = 2.0
 
 
 class DrainSettings(_Part):
     delay_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 0.0
     grace_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 600.0
+    session_idle_s: Seconds = 600.0
+    """Idle for so long, a session that a replica finishes is taken to have ended."""
+
+
+class ReloadSettings(_Part):
+    watch: bool = True
+    """Reload when the content of the configuration file has changed."""
+    interval_s: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] = 2.0
+    """Between two looks at it."""
 
 
 class AdminPathSettings(_Part):
     allow: list[str] = []
 
+    @field_validator("allow")
+    @classmethod
+    def _refused_otherwise(cls, value: list[str]) -> list[str]:
+        for path in value:
+            if path != "*" and not guard.route(f"/{path.strip('/')}".encode()).admin:
+                raise ValueError(
+                    f"{path!r} is not refused anyway: name a path of engine administration, as flush_cache"
+                )
+        return value
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """In normal form."""
+        return frozenset(path.strip("/") for path in self.allow)
+
+
+class KeySettings(_Part):
+    """One holder's keys: their hashes, several while an old one is being replaced."""
+
+    hash: list[str]
+    max_in_flight: Annotated[int, Field(ge=0)] | None = None
+    """Instead of the section's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_hash(cls, value: Any) -> Any:
+        value = {"hash": value} if isinstance(value, str) else value
+        if isinstance(value, Mapping) and isinstance(value.get("hash"), str):
+            value = {**value, "hash": [value["hash"]]}
+        return value
+
+    @field_validator("hash")
+    @classmethod
+    def _hashes(cls, value: list[str]) -> list[str]:
+        return [keys.checked_hash(each) for each in value]
+
+
+class KeysSettings(_Part):
+    """Who may use the data port; without `accept` and `file` everyone may."""
+
+    accept: dict[str, KeySettings] = {}
+    file: str = ""
+    """Further ones, a line `NAME:sha256:...` each."""
+    max_in_flight: Annotated[int, Field(ge=0)] = 0
+    """Requests of one holder at once; 0 is without limit."""
+    credential: Literal["pass", "strip", "replace"] = "pass"
+    """What becomes of a client's credential on its way to a replica."""
+    replica_key: SecretStr = SecretStr("")
+    """What replicas are shown: instead of clients' credentials, and by probes."""
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        for name in self.accept:
+            keys.checked_name(name)
+        if self.on:
+            keys.made(self)
+        key = self.replica_key.get_secret_value()
+        if set(key) == {"*"} or not (key.isascii() and key.isprintable()) or " " in key:
+            raise ValueError("replica_key (not shown here) is no key: write it as it was given to the engine")
+        if (self.credential == "replace") != bool(key):
+            raise ValueError("credential: replace and replica_key go together: set both, or neither")
+        return self
+
+    @property
+    def on(self) -> bool:
+        """Whether keys are asked for."""
+        return bool(self.accept or self.file)
+
+
+class HeaderListSettings(_Part):
+    """Names of headers that do not go on (`deny`), or the only ones that do (`allow`)."""
+
+    deny: list[str] = []
+    allow: list[str] = []
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        if self.deny and self.allow:
+            raise ValueError("deny and allow are both set: leave one of them out")
+        for name in (*self.deny, *self.allow):
+            if not _HEADER.fullmatch(name):
+                raise ValueError(f"{name!r} is not the name of a header: write it as in x-internal-id")
+            if name.lower().encode() in CREDENTIALS:
+                raise ValueError(f"{name!r} is a credential: keys.credential tells what becomes of it, leave it out")
+        for name in self.deny:
+            if name.lower().encode() in KEPT:
+                raise ValueError(f"{name!r} cannot be dropped: the message would mean something else without it")
+        return self
+
+
+class HeadersSettings(_Part):
+    request: HeaderListSettings = HeaderListSettings()
+    response: HeaderListSettings = HeaderListSettings()
+
+
+class CorsSettings(_Part):
+    """Which web pages may use the data port from a browser."""
+
+    origins: list[str] = []
+
+    @field_validator("origins")
+    @classmethod
+    def _closed(cls, value: list[str]) -> list[str]:
+        for origin in value:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is not an origin: write each as in https://chat.example.com, without path"
+                )
+        return value
+
 
 class LogSettings(_Part):
     format: Literal["auto", "json", "text"] = "auto"
     level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(lambda v: str(v).lower())] = "info"
+    sample: Sampled = 1.0
+    """Of the requests that went well; all others are logged whatever it is."""
+
+
+class TracingSettings(_Part):
+    endpoint: str = ""
+    """Of a collector, as in http://collector:4318/v1/traces. Nothing is traced without one."""
+    sample: Sampled = 1.0
+    """Of the requests that come without a trace's context; a client's context decides for its own."""
+    service: Annotated[str, Field(min_length=1)] = "warmroute"
+
+    @model_validator(mode="after")
+    def _can(self) -> Self:
+        if self.endpoint and not re.fullmatch(r"https?://[!-~]+", self.endpoint):
+            raise ValueError(f"endpoint {self.endpoint!r} is not a URL: write it as in http://collector:4318/v1/traces")
+        if self.endpoint and find_spec("opentelemetry") is None:
+            raise ValueError("endpoint is set, but OpenTelemetry is not installed: pip install 'warmroute[otel]'")
+        return self
+
+
+class JournalSettings(_Part):
+    path: str = ""
+    """None is kept without one."""
+    max_bytes: Annotated[int, Field(ge=65_536)] = 268_435_456
+    files: Annotated[int, Field(ge=1, le=1000)] = 4
+
+
+class StoreSettings(_Part):
+    """What is shared with other routers through Redis or Valkey; nothing without a URL."""
+
+    url: str = ""
+    username: str = ""
+    password: SecretStr = SecretStr("")
+    password_file: str = ""
+    """Read at every new connection."""
+    sentinel_password: SecretStr = SecretStr("")
+    ca_file: str = ""
+    """Authorities to trust besides the system's."""
+    cert_file: str = ""
+    """Shown to a server that asks for one, with `key_file`."""
+    key_file: str = ""
+    verify: bool = True
+    prefix: str = "warmroute"
+    """Begins the names of all keys."""
+    wait_s: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.02
+    """How long a request waits for it at most."""
+    timeout_s: Annotated[float, Field(ge=0.05, le=60, allow_inf_nan=False)] = 1.0
+    """How long all else does."""
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        place = address.parse(self.url) if self.url else None
+        if not re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", self.prefix):
+            raise ValueError(f"prefix {self.prefix!r}: use up to 64 letters, digits and signs of . _ : -")
+        _no_mask("password", self.password, "password")
+        _no_mask("sentinel_password", self.sentinel_password, "password")
+        if self.password.get_secret_value() and self.password_file:
+            raise ValueError("password and password_file are both set: leave one of them out")
+        if self.password_file:
+            self._password_of_file()
+        if self.username and not (self.password.get_secret_value() or self.password_file):
+            raise ValueError(f"username {self.username!r} is set without a password: set password_file or password")
+        if self.sentinel_password.get_secret_value() and (place is None or place.kind != "sentinel"):
+            raise ValueError("sentinel_password is set, and url names no Sentinels: leave it out")
+        if bool(self.cert_file) != bool(self.key_file):
+            raise ValueError("cert_file and key_file go together: give both, or neither")
+        files = [name for name in ("ca_file", "cert_file") if getattr(self, name)]
+        if (files or not self.verify) and (place is None or not place.tls):
+            name = files[0] if files else "verify"
+            raise ValueError(f"{name} is set, and url does not begin with rediss: leave it out, or write rediss")
+        if self.ca_file and not self.verify:
+            raise ValueError("ca_file is of no use with verify: false: leave one of them out")
+        if files:
+            replica_context(self.ca_file, self.cert_file, self.key_file, verify=self.verify)
+        return self
+
+    def credentials(self) -> tuple[str, str] | None:
+        """User and password, as they are now; None when there are none. Raises ValueError naming file and remedy."""
+        password = self._password_of_file() if self.password_file else self.password.get_secret_value()
+        return (self.username, password) if password else None
+
+    def _password_of_file(self) -> str:
+        try:
+            password = text_of(self.password_file).strip()
+        except ValueError as error:
+            raise ValueError(f"password_file {error}") from None
+        if not password:
+            raise ValueError(f"password_file {self.password_file!r} is empty: write the password into it")
+        return password
 
 
 def _listed(value: Any) -> Any:
@@ -230,21 +611,32 @@ class Settings(BaseSettings):
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Port = 8080
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    """Processes that share the data port."""
     admin: AdminSettings = AdminSettings()
     replicas: Annotated[list[ReplicaSettings], NoDecode, BeforeValidator(_listed)] = []
     policy: Annotated[PolicySettings, NoDecode] = PolicySettings()
     directory: DirectorySettings = DirectorySettings()
     identity: IdentitySettings = IdentitySettings()
     limits: LimitSettings = LimitSettings()
+    admission: AdmissionSettings = AdmissionSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
     retries: RetrySettings = RetrySettings()
     pool: PoolSettings = PoolSettings()
     health: HealthSettings = HealthSettings()
     reports: ReportSettings = ReportSettings()
     drain: DrainSettings = DrainSettings()
+    reload: ReloadSettings = ReloadSettings()
     admin_paths: AdminPathSettings = AdminPathSettings()
+    keys: KeysSettings = KeysSettings()
+    tls: TlsSettings = TlsSettings()
+    headers: HeadersSettings = HeadersSettings()
+    cors: CorsSettings = CorsSettings()
     response_headers: bool = False
     log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
+    journal: JournalSettings = JournalSettings()
+    store: StoreSettings = StoreSettings()
 
     @field_validator("*", mode="before")
     @classmethod
@@ -264,6 +656,13 @@ class Settings(BaseSettings):
             urls.add(replica.url)
         if self.port and self.port == self.admin.port and self.host == self.admin.host:
             raise ValueError(f"admin.port: {self.port} is the data port as well: choose another")
+        if self.store.url and not self.identity.secret.get_secret_value():
+            raise ValueError(
+                "identity.secret is empty, and store.url is set: give all routers the same secret: it keys the digests "
+                "that the store holds; `openssl rand -hex 32` makes one"
+            )
+        if self.workers > 1 and sys.platform != "linux":
+            raise ValueError(f"workers: {self.workers} processes on one port need Linux: leave it out here")
         return self
 
     @classmethod

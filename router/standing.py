@@ -2,58 +2,131 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
+
 from policies.types import State
+from router.breaker import Breaker, Circuit
 from router.settings import HealthSettings
+
+# Taken once: an enum's member is looked up through its metaclass each time it is named, 60 ns in Python 3.11.
+_READY, _CLOSED = State.READY, Circuit.CLOSED
+
+
+class Missing(Enum):
+    """What came of a probe that failed."""
+
+    NOTHING = auto()
+    """No answer: overload, a hung process, or a host that is gone."""
+    REFUSED = auto()
+    """Its host refused the connection: nobody listens there."""
+    NONSENSE = auto()
+    """An answer, but not one that it is well."""
 
 
 class Standing:
-    """Hysteresis between ready and ejected; the replica's own word decides on draining.
+    """Where probes and requests meet.
 
+    The probes' word goes first: what they eject or find draining is so, and only they bring it back; with that the
+    failures of requests are forgotten, since they were of another life. Of what the probes find ready the breaker
+    says whether its requests fail; then probes, which passed all the while, bring back nothing: a request on trial
+    does.
     It starts ready: a router that has just come up must not refuse traffic until its first probes are back.
     """
 
-    __slots__ = ("_failures", "_passes", "_request_failures", "_settings", "hung", "state", "successes", "why")
+    __slots__ = (
+        "_failures",
+        "_passes",
+        "_settings",
+        "_successes_then",
+        "_unanswered",
+        "_why",
+        "breaker",
+        "hung",
+        "probed",
+        "refused",
+        "successes",
+    )
 
     def __init__(self, settings: HealthSettings) -> None:
         self._settings = settings
         self._failures = 0
+        self._unanswered = 0
         self._passes = 0
-        self._request_failures = 0
+        self._successes_then = 0
+        self._why = "not probed yet"
+        self.probed = State.READY
+        """What the probes say: ready, draining or ejected."""
+        self.breaker = Breaker(settings)
         self.hung = False
         """The last `/health` was not answered: only one that is, or another process in its place, clears this."""
-        self.state = State.READY
-        self.why = "not probed yet"
+        self.refused = False
+        """The last probe was refused its connection."""
         self.successes = 0
         """Requests it ever answered: evidence of life for whoever remembers an earlier count."""
+
+    def configure(self, settings: HealthSettings) -> None:
+        """From now on by these settings; what was seen until now stands."""
+        self._settings = settings
+        self.breaker.configure(settings)
+
+    @property
+    def state(self) -> State:
+        """Whether requests may be sent there."""
+        if self.probed is not _READY or self.breaker.state is _CLOSED:
+            return self.probed
+        return State.HALF_OPEN if self.breaker.state is Circuit.HALF_OPEN else State.EJECTED
+
+    @property
+    def why(self) -> str:
+        """Why it is in that state."""
+        if self.probed is not State.READY or self.breaker.state is Circuit.CLOSED:
+            return self._why
+        return self.breaker.why
 
     @property
     def silent(self) -> bool:
         """Ejected, and as many probes as that takes were not answered since the last that was."""
-        return self.state is State.EJECTED and self._failures >= self._settings.fail_after
+        return self.probed is State.EJECTED and self._unanswered >= self._settings.fail_after
 
-    def probe_passed(self) -> None:
+    @property
+    def dead(self) -> bool:
+        """Nobody listens there, or it generated nothing when asked to: what requests would meet with."""
+        return self.refused or self.hung
+
+    @property
+    def mute(self) -> bool:
+        """It answers neither probes nor, since it was ejected for that, requests."""
+        return self.silent and self.successes == self._successes_then
+
+    # Told of probes
+
+    def probe_passed(self, now: float) -> None:
         """It says that it is ready."""
-        self._failures = 0
+        self._failures = self._unanswered = 0
+        self.refused = False
         if self.hung:
             return
         self._passes += 1
-        if self.state is State.READY:
-            self.why = "ready"
-        elif self.state is State.DRAINING or self._passes >= self._settings.pass_after:
-            self._request_failures = 0
+        if self.probed is State.READY:
+            self._why = "ready"
+        elif self.probed is State.DRAINING or self._passes >= self._settings.pass_after:
+            self.breaker.close(now)
             self._set(State.READY, "ready")
 
     def probe_not_ready(self, why: str) -> None:
         """It answers, and says that it wants nothing new."""
-        self._failures = 0
+        self._failures = self._unanswered = 0
+        self.refused = False
         self._passes = 0
         if not self.hung:
             self._set(State.DRAINING, why)
 
-    def probe_failed(self, why: str) -> None:
+    def probe_failed(self, why: str, missing: Missing = Missing.NOTHING) -> None:
         """It does not answer, or answers nonsense."""
         self._passes = 0
         self._failures += 1
+        self._unanswered = 0 if missing is Missing.NONSENSE else self._unanswered + 1
+        self.refused = missing is Missing.REFUSED
         if self._failures >= self._settings.fail_after:
             self.hung = False
             self._set(State.EJECTED, why)
@@ -72,18 +145,28 @@ class Standing:
             self._passes = 0
             self._set(State.EJECTED, why)
 
-    def request_succeeded(self) -> None:
-        """It answered a request."""
-        self.successes += 1
-        self._request_failures = 0
+    # Told of requests
 
-    def request_failed(self, why: str) -> None:
-        """It left a request unanswered, or broke off."""
-        self._request_failures += 1
+    def request_succeeded(self) -> None:
+        """It began to answer a request: it lives."""
+        self.successes += 1
+
+    def request_answered(self, now: float) -> None:
+        """It answered a request to the end, with anything but an error of its own."""
+        self.breaker.answered(now)
+
+    def request_failed(self, why: str, now: float, *, answered: bool = False) -> None:
+        """It left a request unanswered, broke off, or, as `answered` says, answered with an error of its own."""
         self._passes = 0
-        if self.state is State.READY and self._request_failures >= self._settings.passive_fail_after:
-            self._set(State.EJECTED, f"{self._request_failures} requests in a row failed, the last by {why}")
+        if self.probed is State.READY:
+            self.breaker.failed(why, now, answered=answered)
+
+    def tick(self, now: float) -> None:
+        """Time went on."""
+        self.breaker.tick(now)
 
     def _set(self, state: State, why: str) -> None:
-        self.state = state
-        self.why = why
+        if state is State.EJECTED and self.probed is not State.EJECTED:
+            self._successes_then = self.successes
+        self.probed = state
+        self._why = why

@@ -21,17 +21,19 @@ class Engine:
     def at(self, time: float, call: Callable[..., None], *arguments: Any) -> None:
         """Run `call(*arguments)` at `time`, or now if that is past."""
         self._sequence += 1
-        heapq.heappush(self._heap, (max(time, self.now), self._sequence, call, arguments))
+        heapq.heappush(self._heap, (time if time > self.now else self.now, self._sequence, call, arguments))
 
     def after(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
         """Run `call(*arguments)` in so many seconds."""
-        self.at(self.now + seconds, call, *arguments)
+        self._sequence += 1
+        time = self.now + seconds if seconds > 0.0 else self.now
+        heapq.heappush(self._heap, (time, self._sequence, call, arguments))
 
     def run(self, until: float) -> None:
         """Run all that is due by then; the time is `until` afterwards."""
-        heap = self._heap
+        heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= until:
-            self.now, _, call, arguments = heapq.heappop(heap)
+            self.now, _, call, arguments = pop(heap)
             self.calls += 1
             call(*arguments)
         self.now = max(self.now, until)

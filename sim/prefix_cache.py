@@ -1,36 +1,73 @@
 """The KV pool of one replica: pages in use by requests, and pages cached for reuse in a radix tree.
 
-Pages are named by *chained* hashes: a page's hash covers everything before it too. So two sequences that agree in
-page i agree in all pages before i, and a common prefix is found by looking at ends instead of comparing tokens.
+Pages are named by *chained* hashes: a page's name covers everything before it too. So two sequences that agree in
+page i agree in all pages before i, and how much of a sequence is cached is found by halving instead of by walking.
 
-With a host tier the same tree covers both: whatever is stored is written through to the host at once, and what the
-GPU drops stays in the tree as long as the host has room.
+With a host tier the same tree covers both: what the GPU drops stays in the tree as long as the host has a copy of it.
+When the copy is made is the write policy's business (see `HostWrite`).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from enum import StrEnum
+
+SELECTIVE_HITS = 2
+"""Times that a node is stored anew before `write_through_selective` copies it: SGLang's write-through threshold
+(mem_cache/hiradix_cache.py)."""
+
+
+class HostWrite(StrEnum):
+    """When a copy goes to the host tier: SGLang's `--hicache-write-policy`."""
+
+    WRITE_THROUGH = "write_through"
+    """When it is stored."""
+    WRITE_THROUGH_SELECTIVE = "write_through_selective"
+    """When it is stored for the second time. Every request stores its prompt twice, after prefill and at its end, so
+    what this leaves out is the last answer of a session, and the prompts of requests that were cut short."""
+    WRITE_BACK = "write_back"
+    """When the GPU drops it."""
 
 
 class Node:
     """A run of pages that were stored together, below the pages of its parents."""
 
-    __slots__ = ("children", "listed", "on_gpu", "on_gpu_children", "pages", "parent", "pins", "serial", "used")
+    __slots__ = (
+        "children",
+        "end",
+        "hits",
+        "listed",
+        "on_gpu",
+        "on_gpu_children",
+        "on_host",
+        "pages",
+        "parent",
+        "pins",
+        "serial",
+        "used",
+    )
 
     def __init__(self, pages: Sequence[int], parent: Node | None, serial: int, used: int = 0) -> None:
         self.pages = pages
         self.parent = parent
+        self.end: int = len(pages) + (parent.end if parent is not None else 0)
+        """Pages from the beginning of the sequence to this node's last, which it includes."""
         self.serial = serial
         """Orders nodes of the same tick, so that runs can be repeated."""
-        self.children: dict[int, Node] = {}
+        self.children = 0
         self.on_gpu = True
-        """In GPU memory. If it is, so are its parents; what is not is in the host tier."""
+        """In GPU memory. If it is, so are its parents."""
         self.on_gpu_children = 0
+        self.on_host = False
+        """The host tier has a copy. What is not on the GPU is there."""
+        self.hits = 0
+        """Times it was stored, as far as the write policy counts."""
         self.pins = 0
         """Running requests whose prompt ends in this node, plus children with pins. Never evicted while above 0."""
         self.used = used
-        """Tick of the last request that went through this node."""
+        """Tick of the last request that ended in this node. Those that went on below it need not be noted: a leaf goes
+        when nothing is older, so that its parent, left behind, is older than all others either way."""
         self.listed = False
         """It has an entry in the heap of what may be dropped next."""
 
@@ -39,24 +76,32 @@ class PrefixCache:
     """Page-granular prefix cache with least-recently-used eviction, as SGLang's radix cache.
 
     Eviction drops whole leaves, oldest first, which is what the recorded BlockRemoved events of SGLang 0.5.23 show.
-    With `host_pages`, leaves dropped from the GPU stay in the host tier, which drops its own oldest leaves. The host
-    holds a copy of all that the GPU caches, so it must be at least as large: else ValueError.
+    With `host_pages`, leaves dropped from the GPU stay in the host tier, which drops its own oldest leaves. With
+    `write_through` the host holds a copy of all that the GPU caches, so it must be at least as large: else ValueError.
     """
 
-    def __init__(self, capacity_pages: int, host_pages: int = 0) -> None:
-        if 0 < host_pages < capacity_pages:
-            raise ValueError(f"host_pages must be 0 or at least capacity_pages {capacity_pages}, got {host_pages}")
+    def __init__(
+        self, capacity_pages: int, host_pages: int = 0, host_write: HostWrite = HostWrite.WRITE_THROUGH
+    ) -> None:
+        if 0 < host_pages < capacity_pages and host_write is HostWrite.WRITE_THROUGH:
+            raise ValueError(
+                f"host_pages must be 0 or at least capacity_pages {capacity_pages}, got {host_pages} "
+                "(or use another write policy)"
+            )
         self.capacity_pages = capacity_pages
         self.host_pages = host_pages
+        self.host_write = host_write
         self.allocated_pages = 0
         """Pages that requests own and that are not (yet) in the tree."""
         self.cached_pages = 0
         """Pages of the tree in GPU memory."""
         self.pinned_pages = 0
         """Of the cached pages, those no eviction may take."""
-        self.tree_pages = 0
-        """Pages of the tree in either tier."""
+        self.copied_pages = 0
+        """Pages of the tree that the host has."""
         self._root = Node((), None, 0)
+        self._node_of: dict[int, Node] = {}
+        """Where each page of the tree is."""
         self._gpu_heap: list[tuple[int, int, Node]] = []
         """What the GPU may drop, by last use. An entry may be older than its node's last use, never younger."""
         self._host_heap: list[tuple[int, int, Node]] = []
@@ -73,28 +118,42 @@ class PrefixCache:
         """Cached pages that may be dropped to make room."""
         return self.cached_pages - self.pinned_pages
 
+    @property
+    def available_pages(self) -> int:
+        """Pages that `allocate` could give."""
+        return self.capacity_pages - self.allocated_pages - self.pinned_pages
+
+    @property
+    def tree_pages(self) -> int:
+        """Pages of the tree in either tier."""
+        return len(self._node_of)
+
     def match(self, pages: Sequence[int], limit: int) -> tuple[Node, int]:
         """The deepest node in GPU memory on the way of `pages[:limit]`, and how many of them are. Counts as a use."""
         self._tick += 1
-        return self._walk(self._root, 0, pages, limit, on_gpu=True)
+        node = self._node(pages, self.resident(pages, limit))
+        while not node.on_gpu:
+            assert node.parent is not None
+            node = node.parent
+        node.used = self._tick
+        return node, node.end
 
-    def match_host(self, node: Node, done: int, pages: Sequence[int], limit: int) -> tuple[Node, int]:
-        """What the host tier has beyond what `match` found."""
-        return self._walk(node, done, pages, limit, on_gpu=False)
+    def match_host(self, node: Node, pages: Sequence[int], limit: int) -> tuple[Node, int]:
+        """As `match` in either tier; `node` is what it found. Part of the same use."""
+        node = self._node(pages, self.resident(pages, limit, node.end))
+        node.used = self._tick
+        return node, node.end
 
-    def resident(self, pages: Sequence[int], limit: int) -> int:
-        """How many of `pages[:limit]` are in either tier. Not a use: changes nothing."""
-        node, done = self._root, 0
-        while done < limit:
-            child = node.children.get(pages[done])
-            if child is None:
-                break
-            common = _common(child.pages, pages, done, limit)
-            done += common
-            if common < len(child.pages):
-                break
-            node = child
-        return done
+    def resident(self, pages: Sequence[int], limit: int, known: int = 0) -> int:
+        """How many of `pages[:limit]` are in either tier; at least `known` are. Not a use: changes nothing."""
+        node_of = self._node_of
+        while known < limit:
+            middle = (known + limit + 1) // 2
+            if pages[middle - 1] in node_of:
+                known = middle
+            else:
+                limit = middle - 1
+        return known
 
     def pin(self, node: Node) -> None:
         """Keeps the node and all above it from eviction, until unpinned as often."""
@@ -102,9 +161,9 @@ class PrefixCache:
         while step is not None:
             step.pins += 1
             if step.pins > 1:
-                return
-            self.pinned_pages += len(step.pages)
+                break
             step = step.parent
+        self.pinned_pages += node.end - (step.end if step is not None else 0)
 
     def unpin(self, node: Node) -> None:
         """Undoes one `pin`."""
@@ -112,16 +171,19 @@ class PrefixCache:
         while step is not None:
             step.pins -= 1
             if step.pins:
-                return
-            self.pinned_pages -= len(step.pages)
-            self._list(step)
+                break
+            if not (step.on_gpu_children or step.listed):
+                self._list(step)
             step = step.parent
+        self.pinned_pages -= node.end - (step.end if step is not None else 0)
 
     def allocate(self, count: int) -> bool:
         """Takes pages for a request, evicting what must go; False and no change when there are not enough."""
-        if count > self.free_pages + self.evictable_pages:
+        if count > self.available_pages:
             return False
-        self._evict(count - self.free_pages)
+        missing = count - self.free_pages
+        if missing > 0:
+            self._evict(missing)
         self.allocated_pages += count
         return True
 
@@ -131,39 +193,45 @@ class PrefixCache:
 
     def load_back(self, node: Node) -> None:
         """Copies the node, and what of its parents is only in the host tier, into pages taken with `allocate`."""
-        step = node
-        while not step.on_gpu:
-            self._to_gpu(step)
-            self.allocated_pages -= len(step.pages)
-            assert step.parent is not None
-            step = step.parent
+        while not node.on_gpu:
+            self._to_gpu(node)
+            self.allocated_pages -= len(node.pages)
+            assert node.parent is not None
+            node = node.parent
 
-    def insert(self, pages: Sequence[int], count: int, handed: int, node: Node | None = None, done: int = 0) -> Node:
+    def insert(
+        self, pages: Sequence[int], count: int, handed: int, node: Node | None = None, *, unfinished: bool = False
+    ) -> Node:
         """Stores `pages[:count]`, the last `handed` of which the caller has allocated and now gives away.
 
         Those stored by another request in the meantime are freed. Returns the node of the last page. A caller that
-        knows the node of `pages[:done]`, and has it pinned, spares the way to it.
+        knows the node of its first pages, and has it pinned, spares the way to it. Counts as a use; but not for the
+        write policy when the prompt is `unfinished`.
         """
         self._tick += 1
-        node, done = self._walk(node or self._root, done, pages, count, on_gpu=True)
-        while done < count:
-            below, reached = self._walk(node, done, pages, count, on_gpu=False)
-            if reached == done:
-                break
-            self._to_gpu_below(node, below)
-            node, done = self._walk(below, reached, pages, count, on_gpu=True)
-        if done < count:
+        node = node or self._root
+        if node.end < count and pages[node.end] in self._node_of:
+            node = self._node(pages, self.resident(pages, count, node.end + 1))
+            step = node
+            while not step.on_gpu:  # computed anew, though the host had it
+                self._to_gpu(step)
+                assert step.parent is not None
+                step = step.parent
+        if node.end < count:
             self._serial += 1
-            child = Node(list(pages[done:count]), node, self._serial, self._tick)
-            node.children[pages[done]] = child
+            child = Node(pages[node.end : count], node, self._serial)
+            for page in child.pages:
+                self._node_of[page] = child
+            node.children += 1
             node.on_gpu_children += 1
-            self.cached_pages += count - done
-            self.tree_pages += count - done
+            self.cached_pages += len(child.pages)
             node = child
+        node.used = self._tick
         self.allocated_pages -= handed
-        self._list(node)
-        if self.host_pages and self.tree_pages > self.host_pages:
-            self._evict_host(self.tree_pages - self.host_pages)
+        if not node.on_gpu_children:
+            self._list(node)
+        if self.host_pages and not unfinished and self.host_write is not HostWrite.WRITE_BACK:
+            self._write_through(node)
         return node
 
     def clear(self) -> None:
@@ -171,28 +239,12 @@ class PrefixCache:
         self._evict(self.evictable_pages)
         self._evict_host(self.tree_pages - self.cached_pages)
 
-    def _walk(self, node: Node, done: int, pages: Sequence[int], limit: int, *, on_gpu: bool) -> tuple[Node, int]:
-        """Down from `node`, the end of `pages[:done]`, over nodes of one tier; cuts the last one where ways part."""
-        tick = self._tick
-        while done < limit:
-            child = node.children.get(pages[done])
-            if child is None or child.on_gpu is not on_gpu:
-                break
-            common = _common(child.pages, pages, done, limit)
-            if common < len(child.pages):
-                child = self._split(child, common)
-            node = child
-            node.used = tick
-            done += common
-        return node, done
-
-    def _to_gpu_below(self, top: Node, node: Node) -> None:
-        """Stores anew what only the host tier had, from below `top` down to `node`."""
-        step = node
-        while step is not top:
-            self._to_gpu(step)
-            assert step.parent is not None
-            step = step.parent
+    def _node(self, pages: Sequence[int], count: int) -> Node:
+        """The node of the last of the first `count` pages, cut so that it ends there. They are in the tree."""
+        if not count:
+            return self._root
+        node = self._node_of[pages[count - 1]]
+        return node if node.end == count else self._split(node, count)
 
     def _to_gpu(self, node: Node) -> None:
         node.on_gpu = True
@@ -214,30 +266,61 @@ class PrefixCache:
             node.listed = True
             heapq.heappush(self._host_heap, (node.used, node.serial, node))
 
+    def _write_through(self, node: Node) -> None:
+        """Counts a storing on the whole way, and copies what has been stored often enough, from the top."""
+        way = []
+        step = node
+        while step.parent is not None and not step.on_host:
+            way.append(step)
+            step = step.parent
+        needed = SELECTIVE_HITS if self.host_write is HostWrite.WRITE_THROUGH_SELECTIVE else 1
+        for step in way:
+            step.hits += 1
+        for step in reversed(way):
+            if step.hits < needed or not self._copy(step):
+                return
+
+    def _copy(self, node: Node) -> bool:
+        """Copies a node to the host; False when even without all it might drop it has no room."""
+        if not self._evict_host(self.copied_pages + len(node.pages) - self.host_pages):
+            return False
+        node.on_host = True
+        self.copied_pages += len(node.pages)
+        return True
+
     def _evict(self, count: int) -> None:
+        """The caller has made sure that so much may go."""
         while count > 0:
             leaf = self._oldest(self._gpu_heap, on_gpu=True)
+            assert leaf is not None
             count -= len(leaf.pages)
             self.cached_pages -= len(leaf.pages)
             parent = leaf.parent
             assert parent is not None
             parent.on_gpu_children -= 1
+            if not leaf.on_host and self.host_pages and self.host_write is HostWrite.WRITE_BACK:
+                self._copy(leaf)
+                leaf.listed = False  # it may have been, as the last of its children went from the host
             leaf.on_gpu = False
-            if self.host_pages:
+            if leaf.on_host:
                 self._list(leaf)
                 self._list(parent)
             else:
                 self._drop(leaf)
 
-    def _evict_host(self, count: int) -> None:
+    def _evict_host(self, count: int) -> bool:
+        """Whether so many pages of the host could be freed."""
         while count > 0:
             leaf = self._oldest(self._host_heap, on_gpu=False)
+            if leaf is None:
+                return False
             count -= len(leaf.pages)
             self._drop(leaf)
+        return True
 
-    def _oldest(self, heap: list[tuple[int, int, Node]], *, on_gpu: bool) -> Node:
-        """Takes the least recently used leaf of a tier. The caller has made sure that there is one."""
-        while True:
+    def _oldest(self, heap: list[tuple[int, int, Node]], *, on_gpu: bool) -> Node | None:
+        """Takes the least recently used leaf of a tier."""
+        while heap:
             used, _, node = heapq.heappop(heap)
             if node.on_gpu is not on_gpu or node.parent is None:
                 continue  # the entry is of the time when it was in the other tier, or in the tree
@@ -246,42 +329,35 @@ class PrefixCache:
                 self._list(node)
             elif not node.pins and not (node.on_gpu_children if on_gpu else node.children):
                 return node
+        return None
 
     def _drop(self, leaf: Node) -> None:
         """Takes a leaf of the tree, in neither tier any more, out of it."""
         parent = leaf.parent
         assert parent is not None
-        del parent.children[leaf.pages[0]]
+        parent.children -= 1
         leaf.parent = None
-        self.tree_pages -= len(leaf.pages)
+        if leaf.on_host:
+            self.copied_pages -= len(leaf.pages)
+        for page in leaf.pages:
+            del self._node_of[page]
         self._list(parent)
 
-    def _split(self, node: Node, at: int) -> Node:
-        """Cuts a node in two after `at` pages and returns the upper part."""
+    def _split(self, node: Node, end: int) -> Node:
+        """Cuts a node in two at `end` pages of the sequence and returns the upper part."""
         parent = node.parent
         assert parent is not None
+        at = end - parent.end
         self._serial += 1
         upper = Node(node.pages[:at], parent, self._serial, node.used)
+        upper.children = 1
         upper.on_gpu = node.on_gpu
         upper.on_gpu_children = int(node.on_gpu)
+        upper.on_host = node.on_host
+        upper.hits = node.hits
         upper.pins = int(node.pins > 0)
-        parent.children[upper.pages[0]] = upper
+        for page in upper.pages:
+            self._node_of[page] = upper
         node.pages = node.pages[at:]
         node.parent = upper
-        upper.children[node.pages[0]] = node
         return upper
-
-
-def _common(run: Sequence[int], pages: Sequence[int], offset: int, limit: int) -> int:
-    """How many pages of `run` equal `pages[offset:limit]`; the first is known to."""
-    high = min(len(run), limit - offset)
-    if run[high - 1] == pages[offset + high - 1]:
-        return high
-    low = 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if run[middle - 1] == pages[offset + middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -1,134 +1,27 @@
 """A replica: waiting queue, KV pool, running batch and the time they take. Pure and synchronous.
 
 Time is whatever the caller passes, in seconds: the emulator drives a replica in scaled wall-clock time and the
-simulator in virtual time. The scheduler is SGLang's default without mixed chunks: first come first served, a prefill
-goes before decode steps, one prompt after the other in chunks, and decoding rests meanwhile.
+simulator in virtual time. The scheduler is SGLang's default: first come first served, and prefill goes before decode
+steps. A prefill pass takes `CHUNK_TOKENS` of whatever waits: the rest of a prompt that was begun, then the next ones,
+the last of them cut. All whose prompts end in a pass have their first token when it ends. Decoding rests meanwhile
+unless chunks are mixed.
 
 The emulator wants to see every token and every chunk. The simulator wants only what changes the course of things, so
-with `bulk` a replica goes over all chunks of a prompt, and all decode steps up to the next end, at once, and is
-stopped at the next boundary when a request arrives or is aborted. Times and tokens are the same either way.
+with `bulk` a replica goes over all passes that one prompt fills, and all decode steps up to the next end, at once, and
+is stopped at the next boundary when a request arrives or is aborted. Times and tokens are the same either way.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from math import sqrt
 
+from sim.batch import Batch
 from sim.hardware import CHUNK_TOKENS, Hardware
-from sim.prefix_cache import Node, PrefixCache
+from sim.new_token_ratio import CLIP_TOKENS
+from sim.step import Step
+from sim.work import Limits, QueueFull, Stage, Totals, Work
 
-
-class QueueFull(Exception):
-    """The waiting queue is at its limit; the request was not taken."""
-
-
-class Stage(Enum):
-    """Where a request is."""
-
-    WAITING = "waiting"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    DONE = "done"
-    ABORTED = "aborted"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a replica can hold."""
-
-    kv_tokens: int
-    page_size: int = 16
-    max_running: int = 256
-    max_queued: int | None = None
-    """Requests that may wait beyond those that have a slot in the running batch; None is no limit, SGLang's default."""
-    host_tokens: int = 0
-    """KV tokens of a host tier that everything is written through to; 0 is none, else at least `kv_tokens`."""
-    load_back_tokens_per_s: float = 700_000.0
-    """From the host tier to the GPU."""
-
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """A request and how far it has come. Times are those of the caller's clock; None until it happened."""
-
-    pages: Sequence[int]
-    """Chained hashes of the full pages of prompt and output, without the last output token, whose KV is never computed.
-    May end with the prompt's when the output is not to be reused."""
-    prompt_tokens: int
-    output_tokens: int
-    """Tokens it will produce, at least 1."""
-    arrived: float = 0.0
-    stage: Stage = Stage.WAITING
-    cached_tokens: int = 0
-    """Prompt tokens found in either tier."""
-    host_tokens: int = 0
-    """Of those, the ones that were only in the host tier."""
-    prefilled_tokens: int = 0
-    """Prompt tokens whose KV exists, cached ones included."""
-    produced: int = 0
-    """Output tokens so far."""
-    started: float | None = None
-    """When its prefill began."""
-    first_token: float | None = None
-    finished: float | None = None
-    _node: Node | None = field(default=None, repr=False)
-    _pages_held: int = field(default=0, repr=False)
-    """Pages allocated for it outside the tree."""
-    _pages_stored: int = field(default=0, repr=False)
-    """Leading pages of `pages` that are in the tree."""
-
-    @property
-    def context_tokens(self) -> int:
-        """Tokens of KV it holds."""
-        return self.prefilled_tokens + self.produced
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counters since the start."""
-
-    finished: int = 0
-    aborted: int = 0
-    rejected: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    host_tokens: int = 0
-    output_tokens: int = 0
-    prefill_tokens: int = 0
-    """Prompt tokens computed."""
-    prefill_seconds: float = 0.0
-    decode_steps: int = 0
-    decode_batch: int = 0
-    """Sum of batch sizes over the decode steps; the sums below are of the same steps."""
-    decode_batch_squared: int = 0
-    decode_seconds: float = 0.0
-    decode_batch_seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class _Step:
-    """A prefill chunk or a decode step under way; with bulk, all chunks of a prompt or several decode steps."""
-
-    start: float
-    end: float
-    prefill: Work | None = None
-    tokens: int = 0
-    """Prompt tokens, in prefill."""
-    load_seconds: float = 0.0
-    """Before the first chunk, for what comes from the host tier."""
-    count: int = 0
-    """Decode steps."""
-    first: float = 0.0
-    """Seconds of the first of them."""
-    slope: float = 0.0
-    """Seconds by which each is longer than the one before, as contexts grow."""
-
-    def decode_seconds(self, count: int) -> float:
-        """Of the first `count` steps."""
-        return count * self.first + self.slope * (count * (count - 1) / 2)
+__all__ = ["Limits", "QueueFull", "Replica", "Stage", "Totals", "Work"]
 
 
 class Replica:
@@ -142,30 +35,41 @@ class Replica:
         bulk: bool = False,
         observer: Callable[[Work, float], None] | None = None,
     ) -> None:
-        """`observer` is told when a request's prefill begins, its first token is there, and it is done.
+        """`observer` is told when a request's prefill first begins, its first token is there, and it is done.
 
-        It is called in the middle of a step, so it must not call the replica back.
+        It is called in the middle of a step, so it must not call the replica back. Raises ValueError when chunks are to
+        be mixed with speculative decoding, with which SGLang turns that off.
         """
+        if limits.mixed_chunk and hardware.accept_length != 1.0:
+            raise ValueError(
+                f"mixed_chunk: not with speculative decoding (accept_length {hardware.accept_length}); "
+                "set accept_length to 1"
+            )
         self.limits = limits
         self.hardware = hardware
         """May be exchanged for another; steps under way are not changed."""
-        self.cache = PrefixCache(limits.kv_tokens // limits.page_size, limits.host_tokens // limits.page_size)
-        self.totals = Totals()
-        self.waiting: deque[Work] = deque()
-        self.running: list[Work] = []
-        """In the order of admission; the last may still be in prefill."""
+        self._batch = batch = Batch(limits)
+        self.cache = batch.cache
+        self.totals = batch.totals
+        self.waiting = batch.waiting
+        self.running = batch.running
+        """In the order of admission; those still in prefill are the last."""
         self.paused = False
         self.last_step_seconds = 0.0
         """Time of the last decode step; 0 when none has run."""
         self._bulk = bulk
         self._observer = observer
-        self._prefilling: Work | None = None
-        self._step: _Step | None = None
+        self._step: Step | None = None
 
     @property
     def next_time(self) -> float | None:
         """When the current step ends; None when nothing runs."""
         return None if self._step is None else self._step.end
+
+    @property
+    def new_token_ratio(self) -> float:
+        """Share of what running requests may yet produce for which KV is kept back."""
+        return self._batch.ratio.value
 
     @property
     def idle(self) -> bool:
@@ -175,33 +79,29 @@ class Replica:
     @property
     def used_tokens(self) -> int:
         """Tokens in pages that running requests hold or share; cached and unused ones are not counted."""
-        page = self.limits.page_size
-        private = sum(-(-work.context_tokens // page) - work._pages_stored for work in self.running)
-        return (self.cache.pinned_pages + max(private, 0)) * page
+        return self._batch.used_tokens
 
     @property
     def waiting_uncached_tokens(self) -> int:
-        """Estimate of the prompt tokens to be computed for what waits, plus the rest of the prompt in prefill.
-
-        As SGLang under its default policy: length times (1 - hit rate so far), without looking into the cache. (The
-        recorded load of 4 waiting requests of 31 tokens after 1,552 hits in 2,527 tokens says 44 = 4 * 11.)
-        """
-        rest = 0 if self._prefilling is None else self._prefilling.prompt_tokens - self._prefilling.prefilled_tokens
-        totals = self.totals
-        miss = 1.0 - totals.cached_tokens / totals.prompt_tokens if totals.prompt_tokens else 1.0
-        return rest + sum(int(work.prompt_tokens * miss) for work in self.waiting)
+        """Estimate of the prompt tokens to be computed for what waits, plus the rest of the prompts in prefill."""
+        return self._batch.waiting_uncached_tokens
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
         """Whether the pool could hold such a request alone."""
-        return -(-(prompt_tokens + output_tokens) // self.limits.page_size) <= self.cache.capacity_pages
+        return self._batch.fits(prompt_tokens, output_tokens)
 
     def submit(self, work: Work, now: float) -> None:
-        """Takes a request; QueueFull when the limit is reached.
+        """Takes a request; QueueFull when the limit is reached, ValueError when the pool could not hold it alone.
 
         The limit counts what has no slot in the running batch, so a burst of up to `max_running + max_queued`
         requests is taken whole. (SGLang counts its whole waiting queue, which in a burst, for the moment until its
         next batch, also holds requests that have a slot.)
         """
+        if not self.fits(work.prompt_tokens, work.output_tokens):
+            raise ValueError(
+                f"a request of {work.prompt_tokens} + {work.output_tokens} tokens does not fit kv_tokens "
+                f"{self.limits.kv_tokens}: use a machine that holds more, or shorter sessions"
+            )
         queued = self.limits.max_queued
         if queued is not None and len(self.waiting) + len(self.running) >= self.limits.max_running + queued:
             self.totals.rejected += 1
@@ -210,7 +110,7 @@ class Replica:
         self.waiting.append(work)
         if self._step is None:
             self._begin(now)
-        elif self._bulk and self._step.prefill is None and len(self.waiting) == 1:
+        elif self._bulk and not self._step.prefill and not self._batch.full:
             self._cut(now)
 
     def abort(self, work: Work, now: float) -> None:
@@ -221,10 +121,9 @@ class Replica:
             self._cut(now)
         if work.stage is Stage.WAITING:
             self.waiting.remove(work)
+            self._batch.full = False  # it may have been the one that was refused
         else:
-            self._leave(work)
-        if work is self._prefilling:
-            self._prefilling = None
+            self._batch.leave(work)
         work.stage = Stage.ABORTED
         work.finished = now
         self.totals.aborted += 1
@@ -252,61 +151,34 @@ class Replica:
             done += 1
         return done > 0
 
-    def _begin(self, now: float) -> None:
-        if self.paused:
-            return
-        if self._prefilling is None:
-            self._prefilling = self._admit(now)
-        if self._prefilling is not None:
-            self._step = self._prefill_step(self._prefilling, now)
-        elif self.running:
-            self._step = self._decode_step(now)
-
-    def _prefill_step(self, work: Work, now: float) -> _Step:
-        rest, prefix = work.prompt_tokens - work.prefilled_tokens, work.prefilled_tokens
-        load = work.host_tokens / self.limits.load_back_tokens_per_s if prefix == work.cached_tokens else 0.0
-        if self._bulk:
-            return _Step(now, now + load + self.hardware.prefill.seconds(rest, prefix), work, rest, load)
-        tokens = min(CHUNK_TOKENS, rest)
-        return _Step(now, now + load + self.hardware.prefill_seconds(tokens, prefix), work, tokens, load)
-
-    def _decode_step(self, now: float) -> _Step:
-        running = self.running
-        batch = len(running)
-        context = sum([work.prefilled_tokens + work.produced for work in running]) / batch
-        first, slope, straight_to = self.hardware.token_line(batch, context)
-        step = _Step(now, now + first, count=1, first=first, slope=slope)
-        if self._bulk:
-            step.count = min([work.output_tokens - work.produced for work in running])
-            if context + step.count > straight_to:
-                step.count = min(step.count, int(straight_to - context) + 1)
-            step.end = now + step.decode_seconds(step.count)
-        return step
-
     def settle(self, now: float) -> None:
         """Books what is complete by `now` of a step in bulk, so that counts can be read."""
+        self.settle_prefill(now)
         step = self._step
-        if step is None:
-            return
-        if step.prefill is not None:
-            self._settle_prefill(step, step.prefill, now)
-        elif step.count > 1:
-            done = min(step.count - 1, _steps(step, now - step.start))
+        if step is not None and step.count > 1:
+            done = min(step.count - 1, step.decode_steps(now - step.start))
             if done > 0:
+                self._batch.grow(done + 1)
                 seconds = step.decode_seconds(done)
                 self._decoded(step, done, step.start + seconds)
                 step.start += seconds
                 step.first += done * step.slope
                 step.count -= done
 
-    def _settle_prefill(self, step: _Step, work: Work, now: float) -> None:
-        while step.tokens > CHUNK_TOKENS:
+    def settle_prefill(self, now: float) -> None:
+        """Books the prefill passes that are complete by `now`; for decode steps see `settle`."""
+        step = self._step
+        if step is None or not step.prefill:
+            return
+        work = step.prefill[0]
+        while step.tokens[0] > CHUNK_TOKENS:
             seconds = step.load_seconds + self.hardware.prefill_seconds(CHUNK_TOKENS, work.prefilled_tokens)
             if step.start + seconds > now:
                 return
-            self._computed(work, CHUNK_TOKENS, seconds)
+            self._computed(work, CHUNK_TOKENS)
+            self.totals.prefill_seconds += seconds
             step.start += seconds
-            step.tokens -= CHUNK_TOKENS
+            step.tokens[0] -= CHUNK_TOKENS
             step.load_seconds = 0.0
 
     def _cut(self, now: float) -> None:
@@ -314,82 +186,167 @@ class Replica:
         self.settle(now)
         step = self._step
         assert step is not None
-        if step.prefill is not None:
-            if step.tokens > CHUNK_TOKENS:
-                step.tokens = CHUNK_TOKENS
-                chunk = self.hardware.prefill_seconds(CHUNK_TOKENS, step.prefill.prefilled_tokens)
+        if step.prefill:
+            if step.tokens[0] > CHUNK_TOKENS:
+                step.tokens[0] = CHUNK_TOKENS
+                chunk = self.hardware.prefill_seconds(CHUNK_TOKENS, step.prefill[0].prefilled_tokens)
                 step.end = step.start + step.load_seconds + chunk
         elif step.count > 1:
             step.count = 1
             step.end = step.start + step.first
 
-    def _complete(self, step: _Step) -> None:
-        self._step = None
-        work = step.prefill
+    # What to do next
+
+    def _begin(self, now: float) -> None:
+        if self.paused:
+            return
+        if self._batch.prefilling or (self.waiting and not self._batch.full):
+            self._step = self._prefill_step(now)
+        if self._step is None:
+            if self.running:
+                self._step = self._decode_step(now)
+            else:
+                self._batch.ratio.reset()
+
+    def _prefill_step(self, now: float) -> Step | None:
+        """Fills a pass; None when nothing can be admitted.
+
+        As SGLang's `PrefillAdder` (managers/schedule_policy.py): whole pages are counted, and the prompt that does not
+        fit any more is cut at a page. Of what is computed to its end in this pass, all that it may produce is kept back
+        when others are admitted.
+        """
+        page, limits = self.limits.page_size, self.limits
+        beside = len(self._batch.decoding()) if limits.mixed_chunk else 0
+        room, kept, loading = CHUNK_TOKENS - beside, 0, 0
+        works: list[Work] = []
+        tokens: list[int] = []
+        while room >= page:
+            work = self._batch.prefilling[0] if self._batch.prefilling and not works else self._admit(now, kept)
+            if work is None:
+                break
+            if work.transferred:
+                continue
+            rest = work.fill_tokens - work.prefilled_tokens
+            part = min(rest, room if room == CHUNK_TOKENS else room // page * page)
+            if part == rest:
+                kept += min(work.max_new_tokens - work.produced, CLIP_TOKENS)
+            room -= -(-part // page) * page
+            loading += work.loading_tokens
+            works.append(work)
+            tokens.append(part)
+        if not works:
+            return None
+        hardware = self.hardware
+        load = loading / limits.load_back_tokens_per_s
+        if beside and self._batch.missing_pages(1) <= self.cache.available_pages:
+            self._batch.grow(1)
+            seconds = self._pass_seconds(works, tokens) + self._beside_seconds(beside)
+            return Step(now, now + load + seconds, works, tokens, load, mixed=True)
+        if self._bulk and not beside and len(works) == 1 and rest > CHUNK_TOKENS:
+            tokens[0] = (rest - 1) // CHUNK_TOKENS * CHUNK_TOKENS  # others may come into the last pass
+            seconds = hardware.prefill.seconds(tokens[0], works[0].prefilled_tokens)
+        else:
+            seconds = self._pass_seconds(works, tokens)
+        return Step(now, now + load + seconds, works, tokens, load)
+
+    def _pass_seconds(self, works: Sequence[Work], tokens: Sequence[int]) -> float:
+        """One pass over parts of several prompts: its fixed time once, and what each part takes beyond it."""
+        prefill = self.hardware.prefill
+        seconds = [prefill.chunk_seconds(part, work.prefilled_tokens) for work, part in zip(works, tokens, strict=True)]
+        return sum(seconds) - (len(seconds) - 1) * prefill.a
+
+    def _beside_seconds(self, decoding: int) -> float:
+        """What decoding adds to a prefill pass: its step without what the pass does anyway, reading the weights.
+
+        No measurement of mixed passes is at hand: the weights' share is taken to be a step of one request without
+        context.
+        """
+        context = sum([work.context_tokens for work in self._batch.decoding()]) / decoding
+        hardware = self.hardware
+        return max(0.0, hardware.token_seconds(decoding, context) - hardware.token_seconds(1, 0.0))
+
+    def _decode_step(self, now: float) -> Step:
+        running = self.running
+        missing = sum([work.room < 0 for work in running])
+        if missing:
+            if missing > self.cache.available_pages:
+                self._batch.retract(speculating=self.hardware.accept_length != 1.0)
+            self._batch.grow(1)
+        batch = len(running)
+        context = sum([work.prompt_tokens + work.produced for work in running]) / batch
+        first, slope, straight_to = self.hardware.token_line(batch, context)
+        step = Step(now, now + first, count=1, first=first, slope=slope)
+        if self._bulk:
+            count = min([work.output_tokens - work.produced for work in running])
+            if context + count > straight_to:
+                count = min(count, int(straight_to - context) + 1)
+            step.count = self._batch.steps_with_room(count)
+            step.end = now + step.decode_seconds(step.count)
+        return step
+
+    # What happens to requests
+
+    def _admit(self, now: float, kept: int) -> Work | None:
+        """The next request of the queue, if it is let in. One whose KV came with it has its first token at once."""
+        work = self._batch.admit(kept)
         if work is None:
+            return None
+        if work.started is None:
+            work.started = now
+            if self._observer is not None:
+                self._observer(work, now)
+        if work.transferred:
+            self._prefilled(work, now)
+        return work
+
+    def _complete(self, step: Step) -> None:
+        self._step = None
+        if not step.prefill:
+            if step.count > 1:
+                self._batch.grow(step.count)
             self._decoded(step, step.count, step.end)
         else:
-            self._computed(work, step.tokens, step.end - step.start)
-            if work is self._prefilling and work.prefilled_tokens == work.prompt_tokens:
+            self.totals.prefill_seconds += step.end - step.start
+            for work, tokens in zip(step.prefill, step.tokens, strict=True):
+                for start in range(0, tokens, CHUNK_TOKENS):
+                    self._computed(work, min(CHUNK_TOKENS, tokens - start))
+            if step.mixed:
+                self._produced(1, step.end)
+            ready = [work for work in self._batch.prefilling if work.prefilled_tokens == work.fill_tokens]
+            del self._batch.prefilling[: len(ready)]
+            for work in ready:
                 self._prefilled(work, step.end)
         self._begin(step.end)
 
-    def _admit(self, now: float) -> Work | None:
-        """Moves the head of the queue into the running batch, when there is a slot and KV for all it will hold.
+    def _computed(self, work: Work, tokens: int) -> None:
+        """A pass over a prompt has ended.
 
-        KV for the whole output is set aside at once, so nothing is ever retracted. SGLang reserves a share of it and
-        retracts requests when that was too little.
+        If more of it is to come, this part is stored by itself, and so can be evicted by itself (SGLang:
+        `cache_unfinished_req` in mem_cache/radix_cache.py).
         """
-        if not self.waiting or len(self.running) >= self.limits.max_running:
-            return None
-        work = self.waiting[0]
-        page = self.limits.page_size
-        # At least one token of the prompt is always computed: its logits give the first output token.
-        limit = min((work.prompt_tokens - 1) // page, len(work.pages))
-        node, cached = self.cache.match(work.pages, limit)
-        needed = -(-(work.prompt_tokens + work.output_tokens) // page) - cached
-        self.cache.pin(node)
-        if not self.cache.allocate(needed):
-            self.cache.unpin(node)
-            return None
-        if limit > cached and self.limits.host_tokens:
-            lowest, found = self.cache.match_host(node, cached, work.pages, limit)
-            if found > cached:
-                self.cache.load_back(lowest)
-                self.cache.pin(lowest)
-                self.cache.unpin(node)
-                work.host_tokens = (found - cached) * page
-                needed -= found - cached
-                node, cached = lowest, found
-        self.waiting.popleft()
-        self.running.append(work)
-        work._node, work._pages_held, work._pages_stored = node, needed, cached
-        work.cached_tokens = work.prefilled_tokens = cached * page
-        work.stage = Stage.PREFILL
-        work.started = now
-        self.totals.prompt_tokens += work.prompt_tokens
-        self.totals.cached_tokens += work.cached_tokens
-        self.totals.host_tokens += work.host_tokens
-        if self._observer is not None:
-            self._observer(work, now)
-        return work
-
-    def _computed(self, work: Work, tokens: int, seconds: float) -> None:
         self.totals.prefill_tokens += tokens
-        self.totals.prefill_seconds += seconds
-        if work is self._prefilling:
+        if work.stage is Stage.PREFILL:
             work.prefilled_tokens += tokens
+            work.loading_tokens = 0
+            if work.prefilled_tokens < work.fill_tokens:
+                self._batch.store(work, work.prefilled_tokens, unfinished=True)
 
     def _prefilled(self, work: Work, now: float) -> None:
-        self._prefilling = None
+        assert work.node is not None
         work.stage = Stage.DECODE
-        work.first_token = now
-        self._store(work, work.prompt_tokens)
-        if self._observer is not None:
-            self._observer(work, now)
-        self._produced(work, 1, now)
+        if work.produced + 1 < work.output_tokens:
+            self._batch.store(work, work.prefilled_tokens)
+        work.produced += 1
+        work.room = (work.node.end + work.pages_held) * self.limits.page_size - work.context_tokens
+        self.totals.output_tokens += 1
+        if work.first_token is None:
+            work.first_token = now
+            if self._observer is not None:
+                self._observer(work, now)
+        if work.produced == work.output_tokens:
+            self._finish(work, now)
 
-    def _decoded(self, step: _Step, count: int, now: float) -> None:
+    def _decoded(self, step: Step, count: int, now: float) -> None:
         totals = self.totals
         batch = len(self.running)
         seconds = step.decode_seconds(count)
@@ -399,54 +356,26 @@ class Replica:
         totals.decode_seconds += seconds
         totals.decode_batch_seconds += batch * seconds
         self.last_step_seconds = step.first + (count - 1) * step.slope
-        for work in tuple(self.running):
-            self._produced(work, count, now)
+        self._batch.ratio.decoded(count)
+        self._produced(count, now)
 
-    def _produced(self, work: Work, count: int, now: float) -> None:
-        work.produced += count
-        self.totals.output_tokens += count
-        if work.produced >= work.output_tokens:
-            self._leave(work)
-            work.stage = Stage.DONE
-            work.finished = now
-            self.totals.finished += 1
-            if self._observer is not None:
-                self._observer(work, now)
+    def _produced(self, count: int, now: float) -> None:
+        """Every decoding request has so many more tokens."""
+        ended = []
+        decoding = self._batch.decoding()
+        for work in decoding:
+            work.produced += count
+            work.room -= count
+            if work.produced == work.output_tokens:
+                ended.append(work)
+        self.totals.output_tokens += count * len(decoding)
+        for work in ended:
+            self._finish(work, now)
 
-    def _leave(self, work: Work) -> None:
-        """Takes a request out of the batch, keeping its full pages in the tree."""
-        self.running.remove(work)
-        self._store(work, work.prefilled_tokens + max(work.produced - 1, 0))
-        assert work._node is not None
-        self.cache.unpin(work._node)
-        self.cache.release(work._pages_held)
-        work._node, work._pages_held = None, 0
-
-    def _store(self, work: Work, tokens: int) -> None:
-        """Hands the full pages of the first `tokens` over to the tree and pins them for the request."""
-        count = min(tokens // self.limits.page_size, len(work.pages))
-        if count <= work._pages_stored:
-            return
-        handed = count - work._pages_stored
-        old = work._node
-        assert old is not None
-        work._node = self.cache.insert(work.pages, count, handed, old, work._pages_stored)
-        self.cache.pin(work._node)
-        self.cache.unpin(old)
-        work._pages_held -= handed
-        work._pages_stored = count
-
-
-def _steps(step: _Step, seconds: float) -> int:
-    """How many whole decode steps fit into `seconds`."""
-    half = step.slope / 2
-    if half * step.count < 1e-9 * step.first:
-        count = int(seconds / step.first)
-    else:  # count * first + half * count * (count - 1) = seconds
-        linear = step.first - half
-        count = int((sqrt(linear * linear + 4 * half * seconds) - linear) / (2 * half))
-    while count > 0 and step.decode_seconds(count) > seconds:
-        count -= 1
-    while step.decode_seconds(count + 1) <= seconds:
-        count += 1
-    return count
+    def _finish(self, work: Work, now: float) -> None:
+        self._batch.leave(work)
+        work.stage = Stage.DONE
+        work.finished = now
+        self.totals.finished += 1
+        if self._observer is not None:
+            self._observer(work, now)

@@ -1,26 +1,35 @@
-"""The fleet, the router in front of it, and the clients: all in virtual time.
+"""The fleet, the routers in front of it, and the clients: all in virtual time.
 
-The router's part is the very `policies.balancer.Balancer`, told of each event in the order in which the live router
+A router's part is the very `policies.balancer.Balancer`, told of each event in the order in which the live router
 tells it: a lease is acquired, the first token comes, the lease is finished with what the engine says it used. What a
 policy sees is what a router could know: reports are a second apart and late, prompt sizes are guesses from bytes.
+
+When two replicas work on a request (see `sim.fleet.Role`), the lease is on the one that the policy picked, from
+beginning to end; its first token is there when the second replica has the KV and has begun to decode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import gc
+from collections.abc import Iterator, Mapping
+from functools import partial
+from math import inf
 from random import Random
 
 from policies import registry
+from policies.admission import AdmissionConfig, Shed
 from policies.balancer import Balancer, NoReplica
 from policies.lease import Lease
-from policies.policy import Policy
-from policies.types import OUTCOMES, Cause, Load, Needs, Phase, Request, State, Usage
-from policies.types import Replica as View
+from policies.types import OUTCOMES, Cause, Needs, Phase, Request, Usage
+from sim.client import Call, Thread
 from sim.engine import Engine
-from sim.hardware import Hardware
+from sim.fleet import Fleet, Role
+from sim.known import Known
 from sim.measure import Measure, Served
-from sim.replica import Limits, Replica, Stage, Work
+from sim.routers import ONE, Front, Router, Routers
+from sim.server import Server
+from sim.servers import Servers
+from sim.work import QueueFull, Stage, Work
 from sim.workload import Conversation, Turn
 
 BLOCK_TOKENS = 1024
@@ -32,68 +41,13 @@ CLIENT_RETRY_S = 1.0
 TRIES = 3
 """Replicas that a request is sent to at most: the live router's default."""
 
-_MIN_PREFILL_TOKENS = 256
-_SPEED_WEIGHT = 0.3
-"""As the live router measures prefill speed between two reports."""
+MAX_NEW_TOKENS = 32_000
+"""`max_tokens` in the recorded requests of Claude Code and Qwen Code."""
+
+NO_ADMISSION = AdmissionConfig(kv_gate=False)
+"""Nobody waits, so that a policy is seen at any load."""
 
 _DONE = OUTCOMES[Cause.DONE, Phase.BODY]
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """Equal replicas and the way they are watched."""
-
-    replicas: int
-    hardware: Hardware
-    limits: Limits
-    report_interval_s: float = 1.0
-    report_delay_s: float = 0.05
-    """From the taking of the numbers until the router has them."""
-
-
-@dataclass(eq=False, slots=True)
-class Server:
-    """One engine, and what is known of it outside the router."""
-
-    id: str
-    born: float
-    replica: Replica = field(init=False)
-    up: bool = True
-    leaving: bool = False
-    wake_at: float | None = None
-    reported_prefill: tuple[int, float] = (0, 0.0)
-    speed: float | None = None
-    calls: dict[Work, Call] = field(default_factory=dict)
-
-
-@dataclass(eq=False, slots=True)
-class Call:
-    """A request on its way."""
-
-    thread: Thread
-    turn: Turn
-    request: Request
-    served: Served
-    lease: Lease | None = None
-    known: int = 0
-    """Leading pages of its prompt that had ever been computed when its prefill began."""
-
-
-@dataclass(eq=False, slots=True)
-class Thread:
-    """A conversation that is being had."""
-
-    conversation: Conversation
-    parent: Thread | None = None
-    turns: int = 0
-    last: Server | None = None
-    """Where its last turn went."""
-    waits_for: int = 0
-    """Forks not yet ended."""
-    fingerprint: int = 0
-    """Of its last turn."""
-    joined: int = 0
-    """Scale-outs that its turns have been looked at for."""
 
 
 class World:
@@ -107,30 +61,52 @@ class World:
         sessions: Iterator[tuple[float, Conversation]],
         random: Random,
         measure: Measure,
+        *,
+        routers: Routers = ONE,
+        admission: AdmissionConfig = NO_ADMISSION,
     ) -> None:
         self.engine = Engine()
         self.fleet = fleet
         self.measure = measure
-        self.servers: list[Server] = []
         self.live = 0
         """Sessions that have begun and not ended."""
-        self.balancer = Balancer(registry.make(policy, parameters))
-        self._policy: Callable[[], Policy] = lambda: registry.make(policy, parameters)
-        self._random = random
+        self.front = Front(routers, partial(registry.make, policy, parameters), admission, self.engine, random)
+        self._servers = Servers(fleet, self.engine, self.front, measure, random, self._observed, self._lost)
+        self._known = Known(fleet.page_size)
         self._sessions = sessions
-        self._ever: set[int] = set()
-        """Pages that were ever computed anywhere. Chained, so all before a known one are known, too."""
-        self._scale_outs: list[float] = []
+        self._page = fleet.page_size
         self._open: dict[Call, None] = {}
-        self._made = 0
-        for _ in range(fleet.replicas):
-            self._add()
+        self._waiting: dict[Call, None] = {}
+        """Calls with a ticket."""
+        self._due_soon: set[Router] = set()
         self._next_session()
         self.engine.at(1.0, self._sample)
+        if admission != NO_ADMISSION:
+            for router in self.front.routers:
+                self.engine.at(1.0, self._every_second, router)
+
+    @property
+    def servers(self) -> list[Server]:
+        """All replicas that there are, whatever their role."""
+        return self._servers.all
+
+    @property
+    def balancer(self) -> Balancer:
+        """The first router's."""
+        return self.front.routers[0].balancer
 
     def run(self, until: float) -> None:
-        """To that time; more can follow."""
-        self.engine.run(until)
+        """To that time; more can follow.
+
+        Python's search for cycles rests meanwhile: a run makes none, and looking for them takes a tenth of the time.
+        """
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            self.engine.run(until)
+        finally:
+            if collecting:
+                gc.enable()
 
     def close(self) -> None:
         """Ends what is under way, as if all clients hung up."""
@@ -139,129 +115,59 @@ class World:
                 call.lease.finish(OUTCOMES[Cause.CLIENT, Phase.HEADERS], None, self.engine.now)
         self._open.clear()
 
-    # The fleet
+    def gates(self) -> dict[str, object]:
+        """What the routers' gates have done and stand at, all together."""
+        gates = [router.admission.gate for router in self.front.routers]
+        return {
+            "gate_activations": sum([gate.activations for gate in gates]),
+            "gate_exchanges": sum([gate.exchanges for gate in gates]),
+            "gate_sent_back": sum([gate.sent_back for gate in gates]),
+            "gate_admitted": sum([gate.admitted for gate in gates]),
+            "gate_held": sum([gate.held for gate in gates]),
+        }
 
-    def _add(self) -> Server:
-        now = self.engine.now
-        server = Server(f"r{self._made:03}", now)
-        self._boot(server)
-        self._made += 1
-        self.servers.append(server)
-        self.measure.placed[server.id] = 0
-        self.balancer.join(View(server.id, address=server), now)
-        self.engine.after(self._random.random() * self.fleet.report_interval_s, self._report, server)
-        return server
+    # Events
 
-    def _boot(self, server: Server) -> None:
-        """Starts its engine, empty."""
+    def scale_out(self, count: int, group: str | None = None) -> None:
+        """So many new, empty replicas join, of the first group unless another is named."""
+        self._servers.scale_out(count, group)
 
-        def observer(work: Work, at: float) -> None:
-            self._observed(server, work, at)
+    def scale_in(self, count: int, group: str | None = None) -> None:
+        """The oldest replicas of a group are drained and leave when they are empty."""
+        self._servers.scale_in(count, group)
 
-        server.replica = Replica(self.fleet.hardware, self.fleet.limits, bulk=True, observer=observer)
+    def crash(self, down_s: float, group: str | None = None) -> None:
+        """The first replica of a group dies, and is back, empty, after a time. Nothing when the group has none."""
+        self._servers.crash(down_s, group)
 
-    def scale_out(self, count: int) -> None:
-        """So many new, empty replicas join."""
-        self._scale_outs.append(self.engine.now)
-        for _ in range(count):
-            self._add()
+    def slow_down(self, factor: float, group: str | None = None) -> None:
+        """The last replica of a group takes `factor` times as long for everything from now on."""
+        self._servers.slow_down(factor, group)
 
-    def scale_in(self, count: int) -> None:
-        """The oldest replicas are drained and leave when they are empty."""
-        for server in [s for s in self.servers if s.up and not s.leaving][:count]:
-            server.leaving = True
-            self.balancer.set_state(self._view(server), State.DRAINING, self.engine.now)
-            self._gone(server)
+    def restart_router(self, index: int | None = None) -> None:
+        """A new router takes over, or new ones for all; the old ones end what they have, and who waits comes again."""
+        changed = self.front.routers if index is None else [self.front.routers[index]]
+        for call in tuple(self._waiting):
+            if call.router in changed:
+                self._leave_room(call)
+                self._refused(call)
+        self.front.restart(index, self._servers.picked())
 
-    def _gone(self, server: Server) -> None:
-        if server.leaving and server in self.servers and not server.calls:
-            self.servers.remove(server)
-            self.balancer.leave(server.id, self.engine.now)
-
-    def crash(self, down_s: float) -> None:
-        """The first replica dies, and is back, empty, after a time."""
-        server = next(s for s in self.servers if s.up and not s.leaving)
-        now = self.engine.now
-        server.up = False
-        self._boot(server)
-        server.wake_at = None
-        server.reported_prefill, server.speed = (0, 0.0), None
-        self.balancer.set_state(self._view(server), State.EJECTED, now)
-        calls, server.calls = server.calls, {}
-        for call in calls.values():
-            self._lost(call)
-        self.engine.after(down_s, self._back, server)
-
-    def _back(self, server: Server) -> None:
-        server.up = True
-        view, now = self._view(server), self.engine.now
-        self.balancer.cache_cleared(view, now)
-        self.balancer.set_state(view, State.READY, now)
-
-    def slow_down(self, factor: float) -> None:
-        """The last replica takes `factor` times as long for everything from now on."""
-        replica = self.servers[-1].replica
-        replica.hardware = self.fleet.hardware.slowed(factor)
-
-    def restart_router(self) -> None:
-        """A new router takes over that knows nothing; the old one ends what it has."""
-        now = self.engine.now
-        self.balancer = Balancer(self._policy())
-        for server in self.servers:
-            view = View(server.id, address=server)
-            self.balancer.join(view, now)
-            if not server.up:
-                self.balancer.set_state(view, State.EJECTED, now)
-            elif server.leaving:
-                self.balancer.set_state(view, State.DRAINING, now)
+    def lose_store(self) -> None:
+        """What routers share is lost, and with it all homes."""
+        self.front.lose_store()
 
     def switch(self, policy: str, parameters: Mapping[str, object]) -> None:
         """Another policy takes over from the next request on."""
-        self._policy = lambda: registry.make(policy, parameters)
-        self.balancer.switch(self._policy(), self.engine.now)
-
-    def _view(self, server: Server) -> View:
-        return self.balancer.replicas[server.id]
-
-    # Reports and samples
-
-    def _report(self, server: Server) -> None:
-        if server not in self.servers:
-            return
-        self.engine.after(self.fleet.report_interval_s, self._report, server)
-        if not server.up:
-            return
-        now, replica = self.engine.now, server.replica
-        replica.settle(now)
-        totals, limits = replica.totals, self.fleet.limits
-        tokens, seconds = server.reported_prefill
-        tokens, seconds = totals.prefill_tokens - tokens, totals.prefill_seconds - seconds
-        if tokens >= _MIN_PREFILL_TOKENS and seconds > 0:
-            speed = tokens / seconds
-            server.speed = speed if server.speed is None else server.speed + _SPEED_WEIGHT * (speed - server.speed)
-        server.reported_prefill = (totals.prefill_tokens, totals.prefill_seconds)
-        load = Load(
-            at=now,
-            running=len(replica.running),
-            waiting=len(replica.waiting),
-            waiting_tokens=replica.waiting_uncached_tokens,
-            used_tokens=replica.used_tokens,
-            capacity_tokens=limits.kv_tokens,
-            host_capacity_tokens=limits.host_tokens or None,
-            prefill_tokens_per_s=server.speed,
-        )
-        self.engine.after(self.fleet.report_delay_s, self._reported, server, load)
-
-    def _reported(self, server: Server, load: Load) -> None:
-        view = self.balancer.replicas.get(server.id)
-        if view is not None and server.up:
-            self.balancer.report(view, load, self.engine.now)
+        self.front.switch(partial(registry.make, policy, parameters))
 
     def _sample(self) -> None:
-        now = self.engine.now
-        up = [s.replica for s in self.servers if s.up]
-        counts = [len(replica.running) + len(replica.waiting) for replica in up]
-        self.measure.sample(now, counts, sum(len(replica.running) for replica in up))
+        measure, now = self.measure, self.engine.now
+        up = [server for server in self._servers.picked() if server.up]
+        counts = [len(s.replica.running) + len(s.replica.waiting) for s in up]
+        measure.remember(now, dict(zip([s.id for s in up], counts, strict=True)))
+        measure.sample(now, counts, sum([len(s.replica.running) for s in up]))
+        measure.retracted = sum([s.replica.totals.retracted for s in self.servers])
         self.engine.after(1.0, self._sample)
 
     # Clients
@@ -274,7 +180,7 @@ class World:
     def _begin(self, conversation: Conversation) -> None:
         self._next_session()
         self.live += 1
-        self._go_on(Thread(conversation, joined=len(self._scale_outs)))
+        self._go_on(Thread(conversation, joined=len(self._servers.joined_at)))
 
     def _go_on(self, thread: Thread) -> None:
         """Sends the conversation's next turn when its time has come, or ends it."""
@@ -293,68 +199,174 @@ class World:
                 self._go_on(parent)
 
     def _ask(self, thread: Thread, turn: Turn) -> None:
-        now, conversation = self.engine.now, thread.conversation
-        page = self.fleet.limits.page_size
+        conversation, prompt = thread.conversation, turn.prompt_tokens
         needs = self.balancer.policy.needs
         request = Request(
             key=conversation.key,
+            parent=conversation.parent,
             fingerprint=turn.fingerprint if Needs.FINGERPRINT in needs else 0,
-            prompt_tokens=int(turn.prompt_tokens * conversation.estimate),
+            prompt_tokens=int(prompt * conversation.estimate),
             blocks=self._blocks(turn) if Needs.BLOCKS in needs else (),
         )
-        known = self._known(turn) * page
-        ideal = self.fleet.hardware.prefill.seconds(turn.prompt_tokens - known, known)
-        name = f"{conversation.name}#{thread.turns}"
-        served = Served(name, now, conversation.main, ideal, turn.prompt_tokens, turn.output_tokens)
-        self.measure.served.append(served)
+        pages = self._known.count(thread, turn)
+        known = pages * self._page
+        served = Served(
+            f"{conversation.name}#{thread.turns}",
+            self.engine.now,
+            conversation.main,
+            self.fleet.hardware.prefill.seconds(prompt - known, known),
+            prompt,
+            turn.output_tokens,
+        )
+        self.measure.begin(served)
         thread.turns += 1
-        self._dispatch(Call(thread, turn, request, served))
+        call = Call(thread, turn, request, served, known=pages)
+        if turn.patience_s < inf:
+            self.engine.after(turn.patience_s, self._give_up, call)
+        self._dispatch(call)
 
     def _blocks(self, turn: Turn) -> tuple[int, ...]:
         """A page's name stands for all before it; spread over 64 bits, as hashes are."""
-        page = self.fleet.limits.page_size
-        every = max(1, BLOCK_TOKENS // page)
-        held = turn.prompt_tokens // page
+        every = max(1, BLOCK_TOKENS // self._page)
+        held = turn.prompt_tokens // self._page
         return tuple(
             [(name * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF for name in turn.pages[every - 1 : held : every]]
         )
 
-    def _known(self, turn: Turn) -> int:
-        """Leading pages of the prompt that were ever computed; the last token's is not counted, as it never hits."""
-        pages, ever = turn.pages, self._ever
-        low, high = 0, min((turn.prompt_tokens - 1) // self.fleet.limits.page_size, len(pages))
-        while low < high:
-            middle = (low + high + 1) // 2
-            if pages[middle - 1] in ever:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+    def _give_up(self, call: Call) -> None:
+        """The client has waited long enough."""
+        if call.closed:
+            return
+        at = call.at
+        if at is not None:
+            at.catch_up()
+        if call.closed or (call.lease is not None and call.lease.begun):
+            return
+        if at is not None and call.work is not None:
+            at.abort(call.work)
+        if call.lease is not None:
+            self._finish(call, Cause.CLIENT, None)
+        elif call.ticket is not None:
+            self._leave_room(call)
+        self.measure.abandoned += 1
+        call.served.left = self.engine.now
+        self._close(call)
+        self._go_on(call.thread)
 
-    # The router
+    def _close(self, call: Call) -> None:
+        """Nothing more happens to it."""
+        call.closed = True
+        self.measure.close(call.served)
+
+    # Routers
 
     def _dispatch(self, call: Call) -> None:
-        now, served, thread = self.engine.now, call.served, call.thread
+        if not call.closed:
+            call.router = self.front.route(call.thread.conversation.key)
+            try:
+                entered = self.front.enter(call.router, call.request)
+            except (NoReplica, Shed) as error:
+                self._refused(call, error)
+                return
+            if isinstance(entered, Lease):
+                self._send(call, entered)
+                return
+            call.ticket = entered
+            entered.context = call
+            self._waiting[call] = None
+
+    def _every_second(self, router: Router) -> None:
+        self._due(router)
+        self.engine.after(1.0, self._every_second, router)
+
+    def _due(self, router: Router) -> None:
+        """Those that waited go on."""
+        self._due_soon.discard(router)
+        for ticket in self.front.due(router):
+            call: Call = ticket.context
+            call.ticket = None
+            del self._waiting[call]
+            if ticket.lease is not None:
+                self._send(call, ticket.lease)
+            elif isinstance(ticket.error, NoReplica | Shed):
+                self._refused(call, ticket.error)
+            else:
+                assert ticket.error is not None
+                raise ticket.error
+
+    def _leave_room(self, call: Call) -> None:
+        assert call.ticket is not None
+        call.ticket.cancel(self.engine.now)
+        call.ticket = None
+        del self._waiting[call]
+
+    def _again(self, call: Call) -> None:
+        """To another replica, as one has failed it."""
+        assert call.router is not None
         try:
-            lease = self.balancer.acquire(call.request, now)
-        except NoReplica:
-            self.measure.refused += 1
-            self._again(call)
+            lease = self.front.acquire(call.router, call.request)
+        except NoReplica as error:
+            self._refused(call, error)
             return
+        self._send(call, lease)
+
+    def _send(self, call: Call, lease: Lease) -> None:
+        """To the replica that the router has picked."""
+        served, thread, turn = call.served, call.thread, call.turn
         server = lease.replica.address
         assert isinstance(server, Server)
         call.lease = lease
         self._open[call] = None
         served.tries += 1
+        if served.placed is None:
+            served.placed = self.engine.now
         served.replica = server.id
         served.reason = str(lease.choice.reason)
         if thread.conversation.main and served.tries == 1:
-            self._placed(thread, call.turn, served, server)
+            self._placed(thread, turn, served, server)
         thread.last = server
-        work = Work(call.turn.pages, call.turn.prompt_tokens, call.turn.output_tokens)
-        server.calls[work] = call
-        server.replica.submit(work, now)
-        self._schedule(server)
+        place, output = server, turn.output_tokens
+        if server.group.role is Role.PREFILL:
+            output = 1
+        elif server.group.role is Role.WARM:
+            new = call.request.prompt_tokens - lease.choice.resident_tokens
+            cold = self._servers.least(Role.COLD) if new > self.fleet.cold_tokens else None
+            if cold is not None:
+                place, output = cold, 1
+        self._engage(call, *{server: None, place: None})
+        self._submit(call, place, Work(turn.pages, turn.prompt_tokens, output, MAX_NEW_TOKENS if output > 1 else 1))
+
+    def _engage(self, call: Call, *places: Server) -> None:
+        for server in places:
+            server.engaged += 1
+            server.tokens += call.turn.prompt_tokens
+        call.places += places
+
+    def _submit(self, call: Call, server: Server, work: Work) -> None:
+        call.work, call.at = work, server
+        try:
+            server.submit(work, call)
+        except QueueFull:
+            self._lost(call, server)
+
+    def _finish(self, call: Call, cause: Cause, usage: Usage | None) -> None:
+        """Gives back what a call has taken."""
+        lease, router = call.lease, call.router
+        assert lease is not None
+        assert router is not None
+        outcome = _DONE if cause is Cause.DONE else OUTCOMES[cause, Phase.BODY if lease.begun else Phase.HEADERS]
+        lease.finish(outcome, usage, self.engine.now)
+        del self._open[call]
+        call.lease = call.work = call.at = None
+        places, call.places = call.places, ()
+        for server in places:
+            server.engaged -= 1
+            server.tokens -= call.turn.prompt_tokens
+            self._servers.released(server)
+        if router.admission.waiting and router not in self._due_soon:
+            # Not at once: the replica is in the middle of its step.
+            self._due_soon.add(router)
+            self.engine.at(self.engine.now, self._due, router)
 
     def _placed(self, thread: Thread, turn: Turn, served: Served, server: Server) -> None:
         """Whether the main thread has moved, and whether a scale-out made it do so."""
@@ -365,14 +377,14 @@ class World:
             served.moved = last is not server
             placed[last.id] -= 1
             # One that begins anew (compacted) has nothing but the tools' prefix anywhere.
-            if thread.joined < len(self._scale_outs) and turn.fingerprint == thread.fingerprint:
-                self._after_scale_out(turn, last, server)
-        thread.joined = len(self._scale_outs)
+            if thread.joined < len(self._servers.joined_at) and turn.fingerprint == thread.fingerprint:
+                self._after_scale_out(thread, turn, last, server)
+        thread.joined = len(self._servers.joined_at)
         thread.fingerprint = turn.fingerprint
         placed[server.id] += 1
 
-    def _after_scale_out(self, turn: Turn, last: Server, server: Server) -> None:
-        known = self._known(turn)
+    def _after_scale_out(self, thread: Thread, turn: Turn, last: Server, server: Server) -> None:
+        known = self._known.count(thread, turn)
         if not last.up or last.replica.cache.resident(turn.pages, known) <= known // 2:
             return
         joined = self.measure.joined
@@ -380,76 +392,109 @@ class World:
         if server is last or server.replica.cache.resident(turn.pages, known) > known // 2:
             return
         joined.elsewhere += 1
-        joined.to_new += server.born >= self._scale_outs[-1]
+        joined.to_new += server.born >= self._servers.joined_at[-1]
 
-    def _lost(self, call: Call) -> None:
-        """Its replica died. As the live router: another one, if nothing was passed on; else the client asks again."""
-        lease, now = call.lease, self.engine.now
+    def _lost(self, call: Call, server: Server) -> None:
+        """A replica died or was full. As the live router: another one, if nothing was passed on; else the client asks
+        again."""
+        lease = call.lease
         assert lease is not None
-        phase = Phase.BODY if lease.begun else Phase.HEADERS
-        lease.finish(OUTCOMES[Cause.UPSTREAM, phase], None, now)
-        del self._open[call]
-        if lease.begun:
+        begun = lease.begun
+        self._finish(call, Cause.UPSTREAM, None)
+        if begun:
             self.measure.broken += 1
+            self._close(call)
             self.engine.after(CLIENT_RETRY_S, self._ask, call.thread, call.turn)
         elif call.served.tries >= TRIES:
-            self.measure.refused += 1
-            self._again(call)
+            self._refused(call)
         else:
-            call.request.failed += (lease.replica,)
-            self._dispatch(call)
+            if lease.replica.address is server:
+                call.request.failed += (lease.replica,)
+            self._again(call)
 
-    def _again(self, call: Call) -> None:
-        """The client was refused and asks again; its wait goes on."""
+    def _refused(self, call: Call, error: Exception | None = None) -> None:
+        """The client asks again when it was told to; its wait goes on."""
         call.request.failed = ()
+        if isinstance(error, Shed):
+            self.measure.sheds[error.reason] += 1
+            self.engine.after(error.retry_after_s, self._dispatch, call)
+            return
+        self.measure.refused += 1
         self.engine.after(CLIENT_RETRY_S, self._dispatch, call)
 
     # Engines
 
-    def _schedule(self, server: Server) -> None:
-        due = server.replica.next_time
-        if due != server.wake_at:
-            server.wake_at = due
-            if due is not None:
-                self.engine.at(due, self._wake, server, due)
-
-    def _wake(self, server: Server, due: float) -> None:
-        if server.wake_at == due:
-            server.replica.advance(self.engine.now)
-            self._schedule(server)
-
     def _observed(self, server: Server, work: Work, at: float) -> None:
         call = server.calls[work]
         if work.stage is Stage.PREFILL:
-            self._prefill_begun(server, call, work)
+            if not work.transferred:
+                self._prefill_begun(server, call, work)
         elif work.stage is Stage.DECODE:
-            call.served.first_token = at
-            assert call.lease is not None
-            call.lease.first_token(at)
-            self._ever.update(work.pages[call.known : work.prompt_tokens // self.fleet.limits.page_size])
+            if work.transferred or work.output_tokens == call.turn.output_tokens:
+                assert call.lease is not None
+                call.served.first_token = at
+                call.lease.first_token(at)
+            if not work.transferred:
+                self._known.add(call.thread, work.pages[call.known : work.prompt_tokens // self._page])
         else:
             del server.calls[work]
-            self._done(server, call, work, at)
+            call.work = call.at = None
+            # Not at once: the replica is in the middle of its step.
+            if work.output_tokens < call.turn.output_tokens:
+                self.engine.at(at, self._hand_over, call, call.lease, server)
+            else:
+                self._done(call, work, at)
 
     def _prefill_begun(self, server: Server, call: Call, work: Work) -> None:
-        served, page = call.served, self.fleet.limits.page_size
+        served = call.served
         served.cached_tokens, served.host_tokens = work.cached_tokens, work.host_tokens
-        cached, known = work.cached_tokens // page, self._known(call.turn)
-        call.known = known
+        cached, known = work.cached_tokens // self._page, call.known
+        if known < len(work.pages) and self._known.has(call.thread, work.pages[known]):  # by a fork, since it was asked
+            call.known = known = self._known.count(call.thread, call.turn)
         if known > cached:
             others = [s.replica.cache.resident(work.pages, known) for s in self.servers if s is not server and s.up]
             elsewhere = max(max(others, default=0), cached)
-            served.elsewhere_tokens = (elsewhere - cached) * page
-            served.evicted_tokens = (known - elsewhere) * page
+            served.elsewhere_tokens = (elsewhere - cached) * self._page
+            served.evicted_tokens = (known - elsewhere) * self._page
 
-    def _done(self, server: Server, call: Call, work: Work, at: float) -> None:
-        served, thread, lease = call.served, call.thread, call.lease
-        assert lease is not None
+    def _hand_over(self, call: Call, lease: Lease, source: Server) -> None:
+        """Sends the KV of a prompt to the replica that is to decode."""
+        if call.lease is not lease:  # it has ended meanwhile
+            return
+        turn, target = call.turn, call.places[0]
+        held = 0
+        if source is target:
+            least = self._servers.least(Role.DECODE)
+            if least is None:
+                self._lost(call, source)
+                return
+            target = least
+            self._engage(call, target)
+        else:
+            held = target.replica.cache.resident(turn.pages, turn.prompt_tokens // self._page) * self._page
+        seconds = (turn.prompt_tokens - held) * self.fleet.kv_bytes_per_token / self.fleet.link_bytes_per_s
+        source.link_free_at = max(source.link_free_at, self.engine.now) + seconds
+        boots = source.boots, target.boots
+        self.engine.at(source.link_free_at, self._handed, call, lease, source, target, boots)
+
+    def _handed(self, call: Call, lease: Lease, source: Server, target: Server, boots: tuple[int, int]) -> None:
+        if call.lease is not lease:  # its client has left
+            return
+        if (source.boots, target.boots) != boots:
+            self._lost(call, target if target.boots != boots[1] else source)
+            return
+        turn = call.turn
+        pages = turn.pages if target.group.role is Role.WARM else ()
+        work = Work(pages, turn.prompt_tokens, turn.output_tokens, MAX_NEW_TOKENS, transferred=True)
+        self._submit(call, target, work)
+
+    def _done(self, call: Call, work: Work, at: float) -> None:
+        served, thread = call.served, call.thread
         served.finished = at
-        self._ever.update(work.pages[work.prompt_tokens // self.fleet.limits.page_size :])
-        lease.finish(_DONE, Usage(work.prompt_tokens, work.cached_tokens, work.output_tokens), at)
-        del self._open[call]
-        self._gone(server)
+        thread.held = len(work.pages)
+        self._known.add(thread, work.pages[work.prompt_tokens // self._page :])
+        self._finish(call, Cause.DONE, Usage(served.prompt_tokens, served.cached_tokens, served.output_tokens))
+        self._close(call)
         forks = call.turn.forks
         if not forks:
             # Not at once: the replica is in the middle of its step.
@@ -457,4 +502,4 @@ class World:
             return
         thread.waits_for = len(forks)
         for fork in forks:
-            self.engine.at(at, self._go_on, Thread(fork, thread))
+            self.engine.at(at, self._go_on, Thread(fork, thread, thread.ever))

@@ -18,7 +18,17 @@ Decided once for the whole router:
 """
 
 from router.identity.fingerprint import chain
-from router.identity.identity import Identity, IdentityRules
+from router.identity.identity import CREDENTIALS, Identity, IdentityRules
 from router.identity.rules import DEFAULT_RULES, BodyRule, HeaderRule, Rule, parse_rules
 
-__all__ = ["DEFAULT_RULES", "BodyRule", "HeaderRule", "Identity", "IdentityRules", "Rule", "chain", "parse_rules"]
+__all__ = [
+    "CREDENTIALS",
+    "DEFAULT_RULES",
+    "BodyRule",
+    "HeaderRule",
+    "Identity",
+    "IdentityRules",
+    "Rule",
+    "chain",
+    "parse_rules",
+]

@@ -14,7 +14,7 @@ from router.identity.rules import DEFAULT_RULES, BodyRule, HeaderRule, Rule
 
 DIGEST_BYTES = 16
 
-_CREDENTIALS = (b"authorization", b"x-api-key", b"api-key")
+CREDENTIALS = (b"authorization", b"x-api-key", b"api-key")
 """Headers that hold the client's credential: OpenAI's and most others', Anthropic's, Azure's."""
 _ENCODING = b"content-encoding"
 _CONTROLS = bytes(range(32)) + b"\x7f"
@@ -44,6 +44,8 @@ class Identity:
     """Chained hashes of the raw body's blocks, when asked for."""
     credential: bytes = field(default=b"", repr=False)
     """As sent; only for `from_body`, never to be kept."""
+    tenant: bytes = b""
+    """Whose sessions these are, when the router asks for keys. Keys of two tenants are never equal."""
     encoded: bool = False
     """The body is compressed: it is not looked at."""
 
@@ -67,36 +69,43 @@ class IdentityRules:
         self._body = [rule for rule in rules if isinstance(rule, BodyRule)]
         self._reader = BodyReader([rule.body for rule in self._body])
         used = {name for *names, _ in self._headers for name in names if name}
-        self.header_names: frozenset[bytes] = frozenset({*used, *_CREDENTIALS, _ENCODING})
+        self.header_names: frozenset[bytes] = frozenset({*used, *CREDENTIALS, _ENCODING})
         """Lower-case names of the headers that `from_headers` reads."""
 
-    def from_headers(self, headers: Mapping[bytes, bytes]) -> Identity:
-        """What the headers tell. `headers`: at least those of `header_names`, by lower-case name."""
+    def from_headers(self, headers: Mapping[bytes, bytes], tenant: bytes = b"") -> Identity:
+        """What the headers tell. `headers`: at least those of `header_names`, by lower-case name.
+
+        `tenant`: whose they are, where that has been proven. One tenant cannot name a session of another's, and a
+        tenant's new credential leaves its sessions where they are.
+        """
         get = headers.get
         identity = Identity()
-        for name in _CREDENTIALS:
-            if credential := get(name):
-                identity.credential = credential
-                break
-        if _ENCODING in headers and headers[_ENCODING].lower() != b"identity":
+        if tenant:
+            identity.tenant = identity.credential = tenant
+        else:
+            for name in CREDENTIALS:
+                if credential := get(name):
+                    identity.credential = credential
+                    break
+        if (encoding := get(_ENCODING)) is not None and encoding.lower() != b"identity":
             identity.encoded = True
         for header, agent_header, parent_header, rule in self._headers:
             value = get(header)
             if value is None or not self._usable(value):
                 continue
             identity.rule = rule
-            identity.session = identity.key = self._digest(value)
-            parent = get(parent_header, b"")
+            identity.session = identity.key = self._digest(value, tenant)
+            parent = get(parent_header, b"") if parent_header else b""
             if not agent_header:
-                if parent != value and self._usable(parent):
-                    identity.parent = self._digest(parent)
+                if parent and parent != value and self._usable(parent):
+                    identity.parent = self._digest(parent, tenant)
                 break
             agent = get(agent_header, b"")
             if agent != value and self._usable(agent):
-                identity.agent = identity.key = self._digest(value + b"\x00" + agent)
+                identity.agent = identity.key = self._digest(value + b"\x00" + agent, tenant)
                 identity.parent = identity.session
                 if parent not in (value, agent) and self._usable(parent):
-                    identity.parent = self._digest(value + b"\x00" + parent)
+                    identity.parent = self._digest(value + b"\x00" + parent, tenant)
             break
         return identity
 
@@ -129,7 +138,7 @@ class IdentityRules:
                 if not self._usable(value):
                     continue
                 if session is not None:
-                    identity.session = identity.key = self._digest(value)
+                    identity.session = identity.key = self._digest(value, identity.tenant)
                     identity.rule = rule.name
                     break
                 if user is None:
@@ -148,15 +157,18 @@ class IdentityRules:
             identity.rule = "fingerprint" if user is None else user.name
         return identity
 
-    def digest_of(self, session: str) -> bytes:
-        """The key of a session by its own value, as a client would send it in a header."""
-        return self._digest(session.encode())
+    def digest_of(self, session: str, tenant: bytes = b"") -> bytes:
+        """The key of a session by its own value, as a client, or this tenant, would send it in a header."""
+        return self._digest(session.encode(), tenant)
 
     def _usable(self, value: bytes) -> bool:
         return 0 < len(value) <= self._max and len(value.translate(None, _CONTROLS)) == len(value)
 
-    def _digest(self, value: bytes) -> bytes:
+    def _digest(self, value: bytes, tenant: bytes = b"") -> bytes:
         state = self._hash.copy()
+        if tenant:
+            # Begins with NUL, which no usable value holds, and ends at the next, which no tenant's name does.
+            state.update(b"\x00\x00%b\x00" % tenant)
         state.update(value)
         return state.digest()
 

@@ -17,6 +17,12 @@ class RetryBudget:
         self._burst = burst
         self._tokens = burst
 
+    def configure(self, share: float, burst: float) -> None:
+        """From now on by these; what was saved stays, as far as it fits."""
+        self._share = share
+        self._burst = burst
+        self._tokens = min(self._tokens, burst)
+
     def earn(self) -> None:
         """A request came in."""
         tokens = self._tokens + self._share

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MAX_HEAD_BYTES = 262_144
 """Of an answer; a replica whose head is larger is not speaking sense."""
+MAX_HEADERS = 1024
+"""Of an answer; many empty ones take fifty times the memory of their bytes."""
 MAX_INTERIM = 32
 """1xx answers before a final one; more is a flood."""
 TAIL_READS = 4
@@ -25,6 +27,8 @@ TAIL_READ_BYTES = 4096
 
 _whole_chunk = re.compile(rb"([1-9a-fA-F][0-9a-fA-F]{0,7})\r\n").match
 """The size line of a chunk that is neither the last one nor has extensions."""
+
+_control = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]").search
 
 
 def _nowhere(data: bytes) -> None:
@@ -55,9 +59,11 @@ class UpstreamConnection(asyncio.Protocol):
         "_poisoned",
         "alive",
         "chunked",
+        "chunks",
         "complete",
         "connection_values",
         "delimited",
+        "ended",
         "fast",
         "fragments",
         "head_bytes",
@@ -84,10 +90,13 @@ class UpstreamConnection(asyncio.Protocol):
         self.upstream = upstream
         self.transport: asyncio.Transport | None = None
         self.alive = False
+        self.ended = False
+        """The replica said that it sends no more: by closing, over TLS by `close_notify`, which nobody can forge."""
         self.idle_since = 0.0
         self.reused = False
         self.receiver: Receiver | None = None
         self._paused = False
+        self.tail: deque[bytes] = deque(maxlen=TAIL_READS)
         self._reset()
         self._parser = httptools.HttpResponseParser(self)
 
@@ -112,7 +121,9 @@ class UpstreamConnection(asyncio.Protocol):
         """Bytes parsed."""
         self.relayed = 0
         """Bytes passed on unparsed."""
-        self.tail: deque[bytes] = deque(maxlen=TAIL_READS)
+        self.chunks = 0
+        """Chunks of the body that came whole, the empty one at its end included."""
+        self.tail.clear()
         self.fast = False
         self.relaying = False
         """Set by the receiver when every further whole chunk may be written to the client as it is."""
@@ -146,7 +157,8 @@ class UpstreamConnection(asyncio.Protocol):
             and self.upstream.idle_s > 0
             and transport.get_write_buffer_size() == 0
         ):
-            self.resume()
+            if self._paused:
+                self.resume()
             self.reused = True
             self._reset()
             self.upstream.put(self, now)
@@ -182,6 +194,11 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
         self.alive = True
+        self.upstream.open += 1
+        if transport.get_extra_info("sslcontext") is not None:
+            # uvloop forgets what it holds undecrypted, while reading is paused, when the connection ends. So it is to
+            # hold as little as it can: with more to come the socket itself is paused, and its end not seen.
+            transport.set_read_buffer_limits(1)  # type: ignore[attr-defined]
 
     def data_received(self, data: bytes) -> None:
         if self.fast:
@@ -189,19 +206,24 @@ class UpstreamConnection(asyncio.Protocol):
             match = _whole_chunk(data)
             if match is not None and match.end() + int(match[1], 16) + 2 == len(data) and data.endswith(b"\r\n"):
                 self.relayed += len(data)
+                self.chunks += 1
                 self.tail.append(data if len(data) <= TAIL_READ_BYTES else data[-TAIL_READ_BYTES:])
                 self.write(data)
                 return
             self.fast = False
         self._parse(data)
 
+    def eof_received(self) -> None:
+        self.ended = True
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.alive = False
+        self.upstream.open -= 1
         receiver = self.receiver
         if receiver is None:
             return
         self.receiver = None
-        if exc is None and self.headed and not self.delimited and not self.complete and self.unsound is None:
+        if self.ended and self.headed and not self.delimited and not self.complete and self.unsound is None:
             self.complete = True
             receiver.on_data(self)
         else:
@@ -249,8 +271,11 @@ class UpstreamConnection(asyncio.Protocol):
             self._poisoned = True
 
     def on_status(self, phrase: bytes) -> None:
-        if not self._poisoned:
-            self.phrase += phrase
+        if self._poisoned:
+            return
+        self.phrase += phrase
+        if _control(phrase) is not None:
+            self.unsound = "its reason phrase has control characters"  # which the parser lets through
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.headed or self._poisoned:
@@ -259,11 +284,15 @@ class UpstreamConnection(asyncio.Protocol):
         if lower == b"connection":
             self.connection_values.append(value)
         elif lower == b"transfer-encoding":
-            self.chunked = True
-            if value.strip().lower() != b"chunked":
+            # Only spaces are taken off: with a tab behind it the parser does not know the word, and reads to the end.
+            if self.chunked or value.strip(b" ").lower() != b"chunked":
                 self.unsound = "its transfer coding is not plain chunked"
+            self.chunked = True
         elif lower == b"content-length":
             self.delimited = True
+        if len(self.headers) >= MAX_HEADERS:
+            self.unsound = "it has too many headers"
+            return
         self.headers.append((lower, name, value))
 
     def on_headers_complete(self) -> None:
@@ -305,6 +334,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_chunk_complete(self) -> None:
         self._at_boundary = True
+        self.chunks += 1
 
     def on_message_complete(self) -> None:
         if not self.headed or self._poisoned or self.complete:

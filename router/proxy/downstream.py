@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import struct
 from collections import deque
@@ -22,11 +23,16 @@ if TYPE_CHECKING:
 
 MAX_PIPELINED = 16
 """Requests read ahead of the one being answered; past it the client is not read from."""
+MAX_AHEAD = 256
+"""Requests ahead in all. One read may hold 10,000 small ones, at 2 KB of memory each: no client sends so many."""
 SMALL_CHUNK_BYTES = 4096
 """Body pieces below this are joined to the one before, so that a dripping client cannot multiply its memory."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LINGER_S = 2.0
-"""How long a client that was refused is read from and ignored, so that the answer is not lost to a reset."""
+"""How long a client that was refused is read from and ignored, so that the answer is not lost to a reset; and how long
+an idle one is listened to when the server stops."""
+_HANG_UP = getattr(select, "POLLRDHUP", 0)
+"""How Linux tells a close; a reset is told unasked, and everywhere."""
 
 
 class Downstream(asyncio.Protocol):
@@ -63,7 +69,7 @@ class Downstream(asyncio.Protocol):
         self._lingering = False
         self._read_paused = False
         self._since = proxy.now
-        """Since when the connection is idle, seconds."""
+        """Since when the connection is idle, or closing, seconds."""
         self.closing = False
         """The present answer is the last."""
         self.paused_since: float | None = None
@@ -125,8 +131,8 @@ class Downstream(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.paused_since = self.proxy.now
-        if self._queue and (connection := self._queue[0].connection) is not None:
-            connection.pause()
+        if self._queue:
+            self._queue[0].hold_back()
 
     def resume_writing(self) -> None:
         self.paused_since = None
@@ -139,10 +145,14 @@ class Downstream(asyncio.Protocol):
     # uvicorn
 
     def shutdown(self) -> None:
-        """The server stops: finish what is under way, take nothing more."""
-        self.closing = True
-        if not self._queue and self._receiving is None:
-            self._close()
+        """The server stops: finish what is under way, take one request more at most.
+
+        An idle connection is not closed at once: a request may be on its way, sent in good faith, and would be lost
+        to a reset. What comes within `LINGER_S` is answered, with `connection: close`.
+        """
+        if not self.closing:
+            self.closing = True
+            self._since = self.proxy.clock()
 
     @property
     def busy(self) -> bool:
@@ -160,6 +170,8 @@ class Downstream(asyncio.Protocol):
             return  # it follows, in the same read, one that was refused
         self._receiving = Exchange(self)
         self._head_bytes = 0
+        if len(self._queue) >= MAX_AHEAD:
+            self._refuse(errors.malformed("too many requests sent ahead of their answers"))
 
     def on_url(self, url: bytes) -> None:
         if self._receiving is not None:
@@ -227,6 +239,8 @@ class Downstream(asyncio.Protocol):
             exchange.identifier = self.proxy.new_identifier()
         exchange.refusal = refusal
         exchange.keep_alive = False
+        if refusal is errors.HEADERS_TOO_LARGE:
+            exchange.headers = []  # it may have to wait for its turn, and they must not wait with it
         self._enqueue(exchange)
 
     # Answering
@@ -260,6 +274,8 @@ class Downstream(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _next(self) -> None:
+        if self._lingering or self.transport.is_closing():
+            return  # the last answer has been given
         # Not for a client that does not read: it could make the answers pile up by asking on.
         if self._queue and self.paused_since is None and self._queue[0].phase is Phase.REQUEST:
             self._queue[0].start()
@@ -267,6 +283,7 @@ class Downstream(asyncio.Protocol):
     def break_off(self, exchange: Exchange) -> None:
         """The answer cannot be completed: end the connection so that it is not taken for whole."""
         self._discarding = self.closing = True
+        self._since = self.proxy.now
         if exchange.http10:
             # Such a client takes a plain close for the end of the body: it must see a reset.
             sock = self.transport.get_extra_info("socket")
@@ -278,9 +295,9 @@ class Downstream(asyncio.Protocol):
 
     def _close(self, *, linger: bool = False) -> None:
         self._discarding = self.closing = True
+        self._since = self.proxy.now
         if linger and self.transport.can_write_eof() and not self.transport.is_closing():
             self._lingering = True
-            self._since = self.proxy.now
             self.transport.write_eof()
             if self._read_paused:
                 self._read_paused = False
@@ -296,13 +313,30 @@ class Downstream(asyncio.Protocol):
         elif self._lingering:
             if now - self._since > LINGER_S:
                 self.transport.abort()
+        elif self.transport.is_closing():
+            # The last answer waits for the client to read it. Nothing may be written behind it.
+            if now - self._since > timeouts.stalled_client_s:
+                self.transport.abort()
         elif self._queue:
-            self._queue[0].sweep(now)
+            if self._read_paused and _gone(self.transport):
+                self.transport.abort()
+            else:
+                self._queue[0].sweep(now)
         elif (receiving := self._receiving) is not None:
             if not receiving.headed:
                 if now - receiving.since > timeouts.header_s:
                     self._refuse(errors.HEADER_TIMEOUT)
             elif now - receiving.since > timeouts.body_s:
                 self._refuse(errors.BODY_TIMEOUT)
-        elif now - self._since > timeouts.keep_alive_s:
+        elif now - self._since > (LINGER_S if self.closing else timeouts.keep_alive_s):
             self._close()
+
+
+def _gone(transport: asyncio.Transport) -> bool:
+    """Whether the client has closed or broken off, told without reading what it sent before."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return False
+    poll = select.poll()
+    poll.register(sock.fileno(), _HANG_UP)
+    return bool(poll.poll(0))

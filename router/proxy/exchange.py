@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from typing import TYPE_CHECKING
 
+from policies.admission import Priority, Shed, Ticket
 from policies.balancer import NoReplica
 from policies.lease import Lease
 from policies.types import OUTCOMES, Cause, Phase, Replica, Request, State, Usage
@@ -16,12 +16,18 @@ from router.proxy import guard, usage
 from router.proxy.connection import UpstreamConnection
 from router.proxy.headers import Header, named_in_connection, request_head, response_head
 from router.proxy.opening import Opening, Verdict
-from router.proxy.upstream import Upstream
+from router.proxy.room import PRIORITIES
+from router.proxy.upstream import Upstream, is_ours
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from router.decisions import Decision
     from router.identity import Identity
+    from router.keys import Holder
     from router.proxy.downstream import Downstream
     from router.proxy.proxy import Proxy
+    from router.sharing import Claim
 
 log = logging.getLogger("warmroute.proxy")
 
@@ -33,59 +39,71 @@ JOIN_BYTES = 65_536
 
 _BUSY = ("busy", "queue_full")
 
-_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""Failures to connect that say nothing of the replica: this process or machine is short of something."""
+# Those that every request meets, taken once: an enum's member is looked up through its metaclass each time it is named,
+# 60 ns in Python 3.11.
+_DONE = Cause.DONE
+_QUEUE, _HEADERS, _BODY = Phase.QUEUE, Phase.HEADERS, Phase.BODY
 
 
 class Exchange:
     """A request and its answer. Made when the request's first byte arrives; `_finish` ends it, always and once."""
 
-    # Defaults are the class's own, so that making an exchange sets only what it must.
-
-    # The request, filled in by Downstream
-    method = b""
-    target = b""
-    path = ""
-    """The target's path in normal form."""
-    host = b""
-    http10 = False
-    headed = False
-    """Whether the head has been read whole."""
-    head_only = False
-    content_type = b""
-    expect_continue = False
-    body_bytes = 0
-    keep_alive = True
-    identifier = b""
-    refusal: Refusal | None = None
-    received_at = 0.0
-    """When the request had arrived whole, seconds."""
-
-    # Where it goes
-    identity: Identity | None = None
-    lease: Lease | None = None
-    connection: UpstreamConnection | None = None
-    connect_task: asyncio.Task[None] | None = None
-    repeatable = False
-    tries = 0
-    resent = False
-    why = ""
-    """Why the last replica tried failed it."""
-
-    # The answer
-    phase = Phase.REQUEST
-    status = 0
-    committed = False
-    """Whether anything was passed on, so that the request can go nowhere else."""
-    first_byte_at = 0.0
-    sent_bytes = 0
-    finished = False
-    _chunk_out = False
-    _opening: Opening | None = None
-    """What is held of the answer until it is known to be one."""
-    _beginning = b""
-    """Its first few KB, where usage may be told."""
-    _progress = 0
+    __slots__ = (
+        "_beginning",
+        "_chunk_out",
+        "_opening",
+        "_progress",
+        "_streamed",
+        "admitted",
+        "body",
+        "body_bytes",
+        "chunks",
+        "claim",
+        "committed",
+        "connect_task",
+        "connection",
+        "connection_values",
+        "content_type",
+        "cors",
+        "decision",
+        "downstream",
+        "expect_continue",
+        "finished",
+        "first_byte_at",
+        "has_place",
+        "head_only",
+        "headed",
+        "headers",
+        "holder",
+        "host",
+        "http10",
+        "identifier",
+        "identity",
+        "keep_alive",
+        "known",
+        "lease",
+        "method",
+        "path",
+        "phase",
+        "preflight",
+        "priority",
+        "proxy",
+        "queued_s",
+        "received_at",
+        "refusal",
+        "repeatable",
+        "request",
+        "resent",
+        "sent_bytes",
+        "since",
+        "span",
+        "started_at",
+        "status",
+        "target",
+        "ticket",
+        "tries",
+        "why",
+    )
 
     def __init__(self, downstream: Downstream) -> None:
         self.downstream = downstream
@@ -100,34 +118,126 @@ class Exchange:
         self.body: list[bytes] = []
         self.request = Request()
 
+        # The request, filled in by Downstream
+        self.method = b""
+        self.target = b""
+        self.path = ""
+        """The target's path in normal form."""
+        self.host = b""
+        self.http10 = False
+        self.headed = False
+        """Whether the head has been read whole."""
+        self.head_only = False
+        self.content_type = b""
+        self.expect_continue = False
+        self.body_bytes = 0
+        self.keep_alive = True
+        self.identifier = b""
+        self.refusal: Refusal | None = None
+        self.holder: Holder | None = None
+        """Whose key it came with, where keys are asked for."""
+        self.has_place = False
+        """It counts among its holder's requests in flight, until it ends."""
+        self.cors = b""
+        """Header lines for browsers, whatever it is answered."""
+        self.preflight = False
+        """A browser asks whether a page may ask."""
+        self.span: Span | None = None
+        """Its span, when requests are traced."""
+        self.received_at = 0.0
+        """When the request had arrived whole, seconds."""
+
+        # Where it goes
+        self.identity: Identity | None = None
+        self.priority = Priority.NORMAL
+        self.ticket: Ticket | None = None
+        """While it waits in the room."""
+        self.admitted = False
+        self.claim: Claim | None = None
+        """While other routers are asked what they know of its session, and it has no place yet."""
+        self.queued_s: float | None = None
+        """How long it waited there; None when it did not have to."""
+        self.lease: Lease | None = None
+        self.decision: Decision | None = None
+        """The last made for it, while those are remembered."""
+        self.connection: UpstreamConnection | None = None
+        self.connect_task: asyncio.Task[None] | None = None
+        self.repeatable = False
+        self.tries = 0
+        self.resent = False
+        self.why = ""
+        """Why the last replica tried failed it."""
+
+        # The answer
+        self.phase = Phase.REQUEST
+        self.status = 0
+        self.committed = False
+        """Whether anything was passed on, so that the request can go nowhere else."""
+        self.first_byte_at = 0.0
+        self.sent_bytes = 0
+        self.chunks = 0
+        """Of the answer, as the replica sent them; 0 when it was not chunked. Known when it is finished."""
+        self.finished = False
+        self._chunk_out = False
+        self._streamed = False
+        """The answer comes token by token."""
+        self._opening: Opening | None = None
+        """What is held of the answer until it is known to be one."""
+        self._beginning = b""
+        """Its first few KB, where usage may be told."""
+        self._progress = 0
+
     # Placing
 
     def start(self) -> None:
         """The request is whole and it is its turn: place it and send it."""
         proxy = self.proxy
         self.received_at = proxy.clock()
+        if proxy.tracing is not None:
+            proxy.tracing.begin(self)
         if self.refusal is not None:
             self.refuse(self.refusal)
             return
-        self.phase = Phase.QUEUE
-        self.path = guard.normal(self.target)
-        if guard.is_admin(self.path, proxy.allowed_admin_paths):
+        if self.preflight:
+            self._answer_preflight()
+            return
+        self.phase = _QUEUE
+        route = guard.route(self.target)
+        self.path = route.path
+        if route.admin and not proxy.allows(route.path):
             self.refuse(errors.ADMIN_PATH)
             return
-        if guard.climbs(self.target):
+        if route.climbs:
             self.refuse(errors.BAD_TARGET)
             return
-        self.repeatable = guard.is_repeatable(self.method, self.path)
+        self.repeatable = guard.is_repeatable(self.method, route)
+        if proxy.priority_header and not self._take_priority(proxy.priority_header):
+            self.refuse(errors.PRIORITY)
+            return
         proxy.budget.earn()
-        self._identify()
+        self._identify(route)
+        if proxy.sharing is not None and self.request.turn:
+            self.claim = proxy.sharing.ask(self.request, self.received_at, self._dispatch)
+            if self.claim is not None:
+                return
         self._dispatch()
 
-    def _identify(self) -> None:
+    def _take_priority(self, name: bytes) -> bool:
+        """From the header of that name. False when its value is none of those known."""
+        for lower, _, value in self.headers:
+            if lower == name:
+                priority = PRIORITIES.get(value.lower())
+                if priority is None:
+                    return False
+                self.priority = priority
+        return True
+
+    def _identify(self, route: guard.Route) -> None:
         proxy = self.proxy
-        identity = proxy.identity.from_headers(self.known)
+        identity = proxy.identity.from_headers(self.known, self.holder.tenant if self.holder is not None else b"")
         wants = proxy.wants()
         look = wants.body or (wants.session and identity.key is None)
-        if look and self.body_bytes and guard.is_conversation(self.path):
+        if look and self.body_bytes and route.conversation:
             if len(self.body) > 1:
                 self.body = [b"".join(self.body)]
             identity = proxy.look_into(identity, self.body[0], self.content_type, self.received_at)
@@ -137,24 +247,57 @@ class Exchange:
         request.parent = identity.parent
         request.fingerprint = identity.fingerprint
         request.blocks = identity.blocks
-        request.turn = self.body_bytes > 0 and guard.is_turn(self.path)
+        request.turn = self.body_bytes > 0 and route.turn
         request.prompt_tokens = self.body_bytes // BYTES_PER_TOKEN if request.turn else 0
+        self.admitted = self.body_bytes == 0  # a list of models costs an engine nothing: it need not wait
 
     def _dispatch(self) -> None:
+        """Find a place: at once, or after waiting in the room. A request that was let in does not wait again."""
         proxy = self.proxy
         now = proxy.clock()
+        lease: Lease | None
         try:
-            lease = proxy.balancer.acquire(self.request, now)
-        except NoReplica as none:
-            self.refuse(errors.QUEUE_FULL if self.why in _BUSY else errors.NO_REPLICA[none.reason])
+            if self.admitted:
+                lease = proxy.balancer.acquire(self.request, now)
+            else:
+                lease = proxy.room.enter(self, self.priority, now)
+        except Exception as error:
+            self._unplaced(error)
             return
-        except Exception:  # a client must not wait for what will never come
-            log.exception("placing a request failed in a way it should not")
+        if lease is not None:
+            self._placed(lease, now)
+
+    def called(self, ticket: Ticket) -> None:
+        """Its turn has come in the wait room, for better or worse."""
+        self.ticket = None
+        now = self.proxy.clock()
+        self.queued_s = now - ticket.entered_at
+        if ticket.lease is None:
+            self._unplaced(ticket.error)
+        elif self.finished:  # the client left as it was called
+            ticket.lease.finish(OUTCOMES[Cause.CLIENT, Phase.QUEUE], None, now)
+        else:
+            self._placed(ticket.lease, now)
+
+    def _unplaced(self, error: Exception | None) -> None:
+        if isinstance(error, Shed):
+            self.refuse(errors.shed(error.reason, error.retry_after_s))
+        elif isinstance(error, NoReplica):
+            self.refuse(errors.QUEUE_FULL if self.why in _BUSY else errors.NO_REPLICA[error.reason])
+        else:  # a client must not wait for what will never come
+            log.error("placing a request failed in a way it should not", exc_info=error)
             self.refuse(errors.INTERNAL)
-            return
+
+    def _placed(self, lease: Lease, now: float) -> None:
+        proxy = self.proxy
+        self.admitted = True
         self.lease = lease
+        claim, self.claim = self.claim, None
+        if claim is not None:
+            claim.placed(lease.replica)
         self.tries += 1
         proxy.metrics.routed(lease.choice)
+        proxy.decisions.placed(self, lease, now)
         upstream = lease.replica.address
         assert isinstance(upstream, Upstream)
         # What must not be run twice is sent on a connection of its own: on a kept one, its being closed by the
@@ -177,7 +320,7 @@ class Exchange:
             self._failed("connect_timeout", repeatable=True)
         except (OSError, ValueError) as error:  # refused, unreachable, no such name, TLS failure
             self.connect_task = None
-            if isinstance(error, OSError) and error.errno in _OURS:
+            if is_ours(error):
                 self._short(errors.CONNECTIONS)
                 return
             self._failed("connect", repeatable=True)
@@ -191,19 +334,23 @@ class Exchange:
     def _send(self, connection: UpstreamConnection) -> None:
         upstream = connection.upstream
         self.connection = connection
-        self.phase = Phase.HEADERS
+        self.phase = _HEADERS
         self.since = self.proxy.now
         target = self.target if not upstream.base or self.target == b"*" else upstream.base + self.target
+        hop = named_in_connection(self.connection_values)
+        if self.proxy.request_drop is not None:
+            hop |= self.proxy.request_drop.among(self.headers)
         head = request_head(
             self.method,
             target,
             upstream.authority,
             self.headers,
-            hop=named_in_connection(self.connection_values),
+            hop=hop,
             host=self.host,
             sender=self.downstream.sender,
             identifier=self.identifier,
             length=self.body_bytes if self.body or self.method in (b"POST", b"PUT", b"PATCH") else None,
+            extra=upstream.credential,
         )
         if self.body_bytes <= JOIN_BYTES:
             connection.send(self, [b"".join((head, *self.body))])
@@ -257,7 +404,7 @@ class Exchange:
             self.sent_bytes += len(data)
             self.downstream.write(data)
         if connection.complete:
-            self._finish(Cause.DONE)
+            self._finish(_DONE)
             self.downstream.done(self)
         elif connection.unsound is not None:
             self._broken(Cause.UPSTREAM)
@@ -265,6 +412,8 @@ class Exchange:
     def _pass_interim(self, connection: UpstreamConnection) -> None:
         for status, phrase, headers, hop in connection.interim:
             if status not in (100, 101) and not self.http10 and not self.committed:
+                if self.proxy.response_drop is not None:
+                    hop |= self.proxy.response_drop.among(headers)
                 head = response_head(
                     status, phrase, headers, hop=hop, framing=b"", extra=b"", identifier=self.identifier
                 )
@@ -287,6 +436,7 @@ class Exchange:
                 stream = True
             elif lower == b"content-encoding" and value != b"identity":
                 encoded = True
+        self._streamed = stream
         told_later = (status == 200 and stream) or (status == 400 and self.path.endswith("v1/responses"))
         if told_later and self.repeatable and not encoded and not self.head_only:
             self._opening = Opening(stream=status == 200)
@@ -296,22 +446,23 @@ class Exchange:
         """From here on the client is being answered. Returns the head."""
         self.committed = True
         self._free_body()
-        self.phase = Phase.BODY
+        self.phase = _BODY
         self.since = self.proxy.now
         self.status = connection.status
         if self.downstream.paused_since is not None:
-            connection.pause()
+            self.hold_back()
         framing = b""
         bodiless = self.head_only or connection.status in (204, 304)
-        if self.downstream.closing or self.proxy.draining:
-            self.keep_alive = False
+        self._settle_keep_alive()
         if connection.chunked or not connection.delimited:
             if self.http10:
                 self.keep_alive = False
             elif self.head_only or not bodiless:
                 framing = b"transfer-encoding: chunked\r\n"
                 self._chunk_out = not bodiless
-        extra = self.proxy.explain(self.lease) if self.lease is not None else b""
+        extra = self.cors
+        if self.lease is not None:
+            extra += self.proxy.explain(self.lease)
         if not self.keep_alive:
             extra += b"connection: close\r\n"
         elif self.http10:
@@ -322,6 +473,8 @@ class Exchange:
         hop = connection.hop
         if connection.status == 204:
             hop |= {b"content-length"}  # RFC 9110, section 8.6: there is no body, whatever length is claimed
+        if self.proxy.response_drop is not None:
+            hop |= self.proxy.response_drop.among(connection.headers)
         return response_head(
             connection.status,
             connection.phrase,
@@ -336,8 +489,17 @@ class Exchange:
         now = self.proxy.clock()
         self.first_byte_at = now
         assert self.lease is not None
-        self.lease.first_token(now)
+        if self.status < 400:  # a refusal computed nothing
+            self.lease.timed = self.lease.timed and self._streamed
+            self.lease.first_token(now)
         self.proxy.metrics.first_byte(self.lease.choice.reason, now - self.received_at)
+
+    def hold_back(self) -> None:
+        """The client does not keep up: read no more from the replica, whose own pace is not seen any more."""
+        if self.connection is not None:
+            self.connection.pause()
+        if self.lease is not None:
+            self.lease.timed = False
 
     def upstream_lost(self, connection: UpstreamConnection) -> None:
         """The connection ended before the answer did."""
@@ -368,6 +530,7 @@ class Exchange:
         self._drop_upstream()
         lease.finish(OUTCOMES[Cause.UPSTREAM, phase], None, proxy.clock())
         self.lease = None
+        proxy.room.freed()
         self.why = why
         self.request.failed += (replica,)
         if not (repeatable or self.repeatable):
@@ -387,6 +550,7 @@ class Exchange:
         assert self.lease is not None
         self.lease.finish(OUTCOMES[Cause.ROUTER, self.phase], None, self.proxy.clock())
         self.lease = None
+        self.proxy.room.freed()
         self.refuse(refusal)
 
     def _drop_upstream(self) -> None:
@@ -403,19 +567,43 @@ class Exchange:
         """Answer the client ourselves. Nothing was passed on yet."""
         self.refusal = refusal
         self.status = refusal.status
-        if self.downstream.closing or self.proxy.draining:
-            self.keep_alive = False
-        answer = errors.render(refusal, close=not self.keep_alive, head_only=self.head_only, request_id=self.identifier)
-        self.sent_bytes += len(answer)
-        self.committed = True
+        self._settle_keep_alive()
+        answer = errors.render(
+            refusal,
+            close=not self.keep_alive,
+            head_only=self.head_only,
+            request_id=self.identifier,
+            extra=self.cors,
+        )
         cause = Cause.UPSTREAM if self.why else Cause.ROUTER
         if refusal.status == 408 or refusal.status == 504:
             cause = Cause.TIMEOUT
         elif refusal.status < 500:
             cause = Cause.CLIENT
+        self._answer(answer, cause)
+
+    def _answer_preflight(self) -> None:
+        """Tell a browser what it may ask for; a page of an unknown origin is told nothing, which forbids it."""
+        self.status = 204
+        self._settle_keep_alive()
+        extra = self.cors if self.keep_alive else self.cors + b"connection: close\r\n"
+        answer = response_head(
+            204, b"No Content", (), hop=frozenset(), framing=b"", extra=extra, identifier=self.identifier
+        )
+        self._answer(answer, Cause.DONE)
+
+    def _answer(self, answer: bytes, cause: Cause) -> None:
+        """Send a whole answer of our own, and be done."""
+        self.sent_bytes += len(answer)
+        self.committed = True
         self.downstream.write(answer)
         self._finish(cause)
         self.downstream.done(self)
+
+    def _settle_keep_alive(self) -> None:
+        """Whether the connection lives on behind this answer, as its head is to say."""
+        if self.downstream.closing or self.proxy.draining:
+            self.keep_alive = False
 
     def _broken(self, cause: Cause) -> None:
         """The answer broke off after it had begun: the client must not take it for whole."""
@@ -478,15 +666,28 @@ class Exchange:
             if self.committed and self.status < 400:
                 tokens = usage.read(self._beginning, b"".join(connection.tail))
             self.sent_bytes += connection.relayed
-            if connection.complete and cause is Cause.DONE:
+            self.chunks = connection.chunks
+            if connection.complete and cause is _DONE:
                 connection.release(now)
             else:
                 connection.close()
         task, self.connect_task = self.connect_task, None
         if task is not None:
             task.cancel()
+        claim, self.claim = self.claim, None
+        if claim is not None:
+            claim.placed(None)
         lease = self.lease
         if lease is not None:
+            if cause is _DONE:
+                proxy.health.answered(lease.replica, self.status)
             lease.finish(outcome, tokens, now)
+            proxy.room.freed()
+        ticket, self.ticket = self.ticket, None
+        if ticket is not None:
+            ticket.cancel(now)
+            proxy.room.freed()
+        if self.holder is not None and self.has_place:
+            self.holder.in_flight -= 1
         self._free_body()
         proxy.finished(self, outcome, tokens, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
@@ -91,19 +92,58 @@ _REPEATABLE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"PUT", 
 MAX_CACHED_BYTES = 64
 """Longer targets are not remembered: clients choose them, and thousands of long ones would fill memory."""
 
-
-def normal(target: bytes) -> str:
-    """The target's path as a server would resolve it: query off, escapes decoded, slashes and dots folded."""
-    path = target.split(b"?", 1)[0].split(b"#", 1)[0]
-    return _cached(path) if len(path) <= MAX_CACHED_BYTES else _normal(path)
+_SPACES = "".join(map(chr, range(33)))
 
 
-def climbs(target: bytes) -> bool:
-    """Whether the path leaves its root: behind a base path that would be another service's."""
-    if b".." not in target and b"%" not in target:
-        return False
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What is to be known of a target."""
+
+    path: str
+    """As a server would resolve it: query off, escapes decoded, slashes and dots folded."""
+    climbs: bool
+    """It leaves its root: behind a base path that would be another service's."""
+    admin: bool
+    """It is the engine's administration."""
+    repeatable: bool
+    """Inference, which may be run again though a replica may have begun it, whatever the method."""
+    conversation: bool
+    """The body may hold a turn of a conversation."""
+    turn: bool
+    """The engine prefills what the body holds of a conversation, and keeps it."""
+
+
+def route(target: bytes) -> Route:
+    """The same for equal targets but for their queries."""
+    path = target.split(b"?", 1)[0]
+    return _cached(path) if len(path) <= MAX_CACHED_BYTES else _route(path)
+
+
+def is_repeatable(method: bytes, route: Route) -> bool:
+    """Whether the request may be run again though a replica may have begun it."""
+    return route.repeatable or method in _REPEATABLE_METHODS
+
+
+def _route(target: bytes) -> Route:
+    path = _normal(target.split(b"#", 1)[0])
+    api = _unprefixed(path)
+    conversation = api in CONVERSATION_PATHS
+    return Route(
+        path,
+        climbs=_climbs(target),
+        admin=_is_admin(path),
+        repeatable=api in REPEATABLE_PATHS,
+        conversation=conversation,
+        turn=conversation and not path.endswith("count_tokens"),
+    )
+
+
+_cached = lru_cache(maxsize=4096)(_route)
+
+
+def _climbs(target: bytes) -> bool:
     depth = 0
-    for segment in unquote_to_bytes(target.split(b"?", 1)[0]).replace(b"\\", b"/").split(b"/"):
+    for segment in unquote_to_bytes(target).replace(b"\\", b"/").split(b"/"):
         if segment == b"..":
             depth -= 1
             if depth < 0:
@@ -124,33 +164,12 @@ def _normal(path: bytes) -> str:
     return b"/".join(segments).decode("latin-1")
 
 
-_cached = lru_cache(maxsize=4096)(_normal)
-
-
-def is_admin(path: str, allowed: frozenset[str]) -> bool:
-    """Whether a normal path is administration that `allowed` (normal paths, or `*`) does not let through."""
+def _is_admin(path: str) -> bool:
     first = path.split("/", 1)[0]
     if first == "v1":
         first = path[3:].split("/", 1)[0]
     # Starlette's routes end in `$`, which matches before a final newline too: `/flush_cache%0a` is `/flush_cache`.
-    if first.split(";", 1)[0].strip("".join(map(chr, range(33)))) not in ADMIN_PATHS:
-        return False
-    return "*" not in allowed and path not in allowed
-
-
-def is_repeatable(method: bytes, path: str) -> bool:
-    """Whether the request may be run again though a replica may have begun it."""
-    return method in _REPEATABLE_METHODS or _unprefixed(path) in REPEATABLE_PATHS
-
-
-def is_turn(path: str) -> bool:
-    """Whether the engine prefills what the body holds of a conversation, and keeps it."""
-    return is_conversation(path) and not path.endswith("count_tokens")
-
-
-def is_conversation(path: str) -> bool:
-    """Whether the body may hold a turn of a conversation."""
-    return _unprefixed(path) in CONVERSATION_PATHS
+    return first.split(";", 1)[0].strip(_SPACES) in ADMIN_PATHS
 
 
 def _unprefixed(path: str) -> str:

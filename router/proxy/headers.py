@@ -23,6 +23,26 @@ HOP_BY_HOP = frozenset(
 )
 """RFC 9110, section 7.6.1, with the older names of RFC 2616, section 13.5.1."""
 
+KEPT = frozenset(
+    {b"host", b"content-length", b"content-type", b"content-encoding", b"transfer-encoding", b"connection", b"expect"}
+)
+"""No list of headers to drop reaches these: the message would mean something else without, or they are ours."""
+
+_OF_CORS = frozenset(
+    {
+        b"access-control-allow-credentials",
+        b"access-control-allow-headers",
+        b"access-control-allow-methods",
+        b"access-control-allow-origin",
+        b"access-control-allow-private-network",
+        b"access-control-expose-headers",
+        b"access-control-max-age",
+    }
+)
+"""Which web pages may use this port is not for a replica to say: SGLang's server allows all of them."""
+
+_NOT_FROM_REPLICAS = HOP_BY_HOP | _OF_CORS
+
 _OURS = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id", b"x-forwarded-for"}
 """Request headers that are written anew, or answered here."""
 
@@ -49,6 +69,22 @@ def request_id(value: bytes) -> bool:
     return _VISIBLE(value) is not None
 
 
+class Drop:
+    """Which headers do not go on: those that are denied, or, with a list of those allowed, all others."""
+
+    __slots__ = ("_allow", "_deny")
+
+    def __init__(self, *, deny: Sequence[str], allow: Sequence[str]) -> None:
+        self._deny = frozenset(name.lower().encode() for name in deny)
+        self._allow = KEPT.union(name.lower().encode() for name in allow) if allow else None
+
+    def among(self, headers: Sequence[Header]) -> frozenset[bytes]:
+        """The names, in lower case, of those that do not go on."""
+        if self._allow is None:
+            return self._deny
+        return frozenset(lower for lower, _, _ in headers) - self._allow
+
+
 class Sender:
     """Who sent a request: what is said of it to the replica is the same for all of a connection's requests."""
 
@@ -73,8 +109,12 @@ def request_head(
     sender: Sender,
     identifier: bytes,
     length: int | None,
+    extra: bytes = b"",
 ) -> bytes:
-    """The head sent to a replica. `length` None: the request has no body and says nothing of one."""
+    """The head sent to a replica. `length` None: the request has no body and says nothing of one.
+
+    `hop`: names of headers that do not go on. `extra`: whole header lines of ours.
+    """
     out = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target, authority)]
     forwarded_for: list[bytes] = []
     forwarded_proto = sender.forwarded_proto
@@ -90,16 +130,15 @@ def request_head(
             forwarded_proto = b""
         elif lower == b"x-forwarded-host":
             forwarded_host = b""
-        out.append(b"%b: %b\r\n" % (name, value))
+        out += (name, b": ", value, b"\r\n")
     if forwarded_for:
         hops = [*forwarded_for, sender.address] if sender.address else forwarded_for
         out.append(b"x-forwarded-for: %b\r\n" % b", ".join(hops))
     else:
         out.append(sender.forwarded_for)
-    out.append(forwarded_proto)
-    out.append(sender.via)
+    out += (forwarded_proto, sender.via, extra)
     if forwarded_host:
-        out.append(b"x-forwarded-host: %b\r\n" % forwarded_host)
+        out += (b"x-forwarded-host: ", forwarded_host, b"\r\n")
     if length is None:
         out.append(b"x-request-id: %b\r\n\r\n" % identifier)
     else:
@@ -121,12 +160,12 @@ def response_head(
     out = [b"HTTP/1.1 %d %b\r\n" % (status, phrase)]
     has_id = False
     for lower, name, value in headers:
-        if lower in HOP_BY_HOP or lower in hop:
+        if lower in _NOT_FROM_REPLICAS or lower in hop:
             continue
         if lower == b"x-request-id":
             has_id = True
-        out.append(b"%b: %b\r\n" % (name, value))
+        out += (name, b": ", value, b"\r\n")
     if not has_id:
-        out.append(b"x-request-id: %b\r\n" % identifier)
+        out += (b"x-request-id: ", identifier, b"\r\n")
     out += (framing, extra, b"\r\n")
     return b"".join(out)

@@ -8,22 +8,34 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from policies import cost
+from policies.admission import Admission
 from policies.balancer import Balancer
 from policies.lease import Lease
 from policies.policy import Policy
 from policies.types import Needs, Outcome, Replica, Usage
-from router.identity import Identity, IdentityRules, chain
+from router import keys
+from router.breaker import Breaker
+from router.decisions import Decisions
+from router.identity import CREDENTIALS, Identity, IdentityRules, chain
 from router.logs import AccessLog
 from router.metrics import Metrics
 from router.proxy.budget import RetryBudget
+from router.proxy.cors import Cors
 from router.proxy.downstream import Downstream
 from router.proxy.exchange import Exchange
+from router.proxy.headers import Drop
+from router.proxy.room import Room
 from router.proxy.upstream import Upstream
+from router.rates import Rates, Sample
 from router.settings import Settings
 from router.spread import Spread
+
+if TYPE_CHECKING:
+    from router.sharing import Sharing
+    from router.tracing import Tracing
 
 log = logging.getLogger("warmroute.proxy")
 
@@ -34,8 +46,17 @@ SWEEP_S = 1.0
 class Health(Protocol):
     """Who is told how replicas answer."""
 
+    panic: bool
+    """Whether so few are well that others are used, too."""
+
+    def breaker(self, replica: Replica) -> Breaker | None:
+        """The replica's circuit breaker; None when nobody watches it."""
+
     def succeeded(self, replica: Replica) -> None:
         """The head of an answer arrived that does not speak against the replica."""
+
+    def answered(self, replica: Replica, status: int) -> None:
+        """An answer of that status was passed on whole."""
 
     def gone(self, replica: Replica) -> bool:
         """Whether the replica answers nothing at all any more, not even its probes."""
@@ -63,6 +84,10 @@ def _wants(policy: Policy, shadow: Policy | None) -> Wants:
     return Wants(policy, shadow, Needs.SESSION in needs, fingerprint, blocks, fingerprint or blocks)
 
 
+def _drop(deny: list[str], allow: list[str]) -> Drop | None:
+    return Drop(deny=deny, allow=allow) if deny or allow else None
+
+
 class Proxy:
     """The data plane of one process."""
 
@@ -86,8 +111,20 @@ class Proxy:
         self.timeouts = settings.timeouts
         self.tries = settings.retries.tries
         self.budget = RetryBudget(settings.retries.budget_share, settings.retries.budget_burst)
-        self.allowed_admin_paths = frozenset(path.strip("/") for path in settings.admin_paths.allow)
+        self.allowed_admin_paths = settings.admin_paths.paths
         self.response_headers = settings.response_headers
+        self.keys: keys.Keys | None = None
+        """None when none are asked for; so with the others."""
+        self.request_drop: Drop | None = None
+        self.response_drop: Drop | None = None
+        self.cors: Cors | None = None
+        self.prepare(settings)()
+        self.room = Room(self, Admission(balancer, settings.admission.config()))
+        self.priority_header = settings.admission.priority
+        self.tracing: Tracing | None = None
+        """Set when requests are traced."""
+        self.sharing: Sharing | None = None
+        """Set when there are other routers to share with."""
         self.downstreams: set[Downstream] = set()
         self.body_bytes = 0
         """Request bodies held at present, bytes."""
@@ -100,6 +137,8 @@ class Proxy:
         self.clock: Callable[[], float] = time.monotonic
         """The clock of everything here; uvloop's own is the same one, but counts whole milliseconds."""
         self.spread = Spread()
+        self.rates = Rates()
+        self.decisions = Decisions()
         self._wants = _wants(balancer.policy, balancer.shadow)
         self._prefix = os.urandom(6).hex().encode()
         self.name = b"warmroute-" + self._prefix
@@ -117,20 +156,43 @@ class Proxy:
         """For uvicorn's `http=`: makes the protocol of a new connection."""
         return Downstream(self, server_state)
 
+    def prepare(self, settings: Settings) -> Callable[[], None]:
+        """What puts in force who may use the port, from which pages, and which headers go on, by other settings.
+
+        Raises ValueError.
+        """
+        accepted = keys.made(settings.keys, self.keys)
+        request, response = settings.headers.request, settings.headers.response
+        passed = settings.keys.credential == "pass"
+        credentials = [name.decode() for name in CREDENTIALS]
+        request_drop = _drop(
+            [*request.deny, *([] if passed or request.allow else credentials)],
+            [*request.allow, *(credentials if passed and request.allow else [])],
+        )
+        response_drop = _drop(response.deny, response.allow)
+        cors = Cors(settings.cors.origins) if settings.cors.origins else None
+
+        def commit() -> None:
+            self.keys, self.request_drop, self.response_drop, self.cors = accepted, request_drop, response_drop, cors
+
+        return commit
+
     def start(self) -> None:
         """Begin sweeping. To be called in the running loop, before the first connection."""
         self.loop = asyncio.get_running_loop()
         self.now = self.clock()
         self._sweeper = self.loop.call_later(self._sweep_s, self._sweep)
+        self.metrics.start()
 
     def stop(self) -> None:
         """Stop sweeping."""
+        self.metrics.stop()
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
 
     def begin_drain(self) -> None:
-        """Answer what comes, with `connection: close`, and close what is idle."""
+        """Answer what comes, with `connection: close`, and close what stays idle."""
         self.draining = True
         for downstream in list(self.downstreams):
             downstream.shutdown()
@@ -155,7 +217,17 @@ class Proxy:
         for replica in self.balancer.replicas.values():
             if isinstance(replica.address, Upstream):
                 replica.address.sweep(now)
+        self.room.look()
         self.spread.sample([cost.requests(replica, now) for replica in self.balancer.ready], now)
+        self.rates.add(self._sample(now))
+
+    def _sample(self, now: float) -> Sample:
+        metrics = self.metrics
+        return Sample(now, sum(metrics.outcomes.values()), metrics.prompt_tokens, metrics.cached_tokens)
+
+    def allows(self, admin_path: str) -> bool:
+        """Whether an engine's administration under this normal path may be reached from the data port."""
+        return admin_path in self.allowed_admin_paths or "*" in self.allowed_admin_paths
 
     def wants(self) -> Wants:
         """What the policy in charge needs, and the one in its shadow."""
@@ -191,3 +263,6 @@ class Proxy:
         """The exchange is over: count it and log it."""
         self.metrics.finished(exchange, outcome, usage, now)
         self.access_log.write(exchange, outcome, usage, now)
+        self.decisions.finished(exchange, outcome, usage, now)
+        if self.tracing is not None:
+            self.tracing.end(exchange, outcome, usage, now)

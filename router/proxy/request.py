@@ -28,6 +28,9 @@ _READ = frozenset(
 )
 """Headers that are looked at here."""
 
+HEADER_COST_BYTES = 32
+"""What a header counts beside name and value, as in HTTP/2 (RFC 9113, section 6.5.2): empty ones take memory, too."""
+
 
 def read_head(exchange: Exchange, parser: httptools.HttpRequestParser, transport: asyncio.Transport) -> Refusal | None:
     """Fill in the exchange from its head, read whole. Returns why it is refused, if it is."""
@@ -38,7 +41,7 @@ def read_head(exchange: Exchange, parser: httptools.HttpRequestParser, transport
     exchange.since = proxy.now
     hosts = 0
     headers = exchange.headers
-    size = len(exchange.target) + 16 + 4 * len(headers)
+    size = len(exchange.target) + 16 + HEADER_COST_BYTES * len(headers)
     length = 0
     chunked = looped = False
     expects: bytes | None = None
@@ -90,6 +93,11 @@ def read_head(exchange: Exchange, parser: httptools.HttpRequestParser, transport
     if hosts != 1 and (version == "1.1" or hosts):
         return errors.BAD_HOST
     if not exchange.target.startswith(b"/") and (refusal := _read_target(exchange, transport)) is not None:
+        return refusal
+    if proxy.cors is not None:
+        proxy.cors.note(exchange, bodiless=not length and not chunked)
+    # Before the body is received: a stranger is to hold no memory here.
+    if proxy.keys is not None and not exchange.preflight and (refusal := proxy.keys.admit(exchange)) is not None:
         return refusal
     if length > proxy.limits.body_bytes:
         return errors.BODY_TOO_LARGE

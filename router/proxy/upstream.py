@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
+import errno
 from collections import deque
 from urllib.parse import urlsplit
 
 from router.proxy.connection import UpstreamConnection
+from router.tls import ReplicaTls
 
 MAX_IDLE = 1024
 """Idle connections kept per replica; more are closed."""
+
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+
+
+def is_ours(error: Exception) -> bool:
+    """Whether a failure to connect says nothing of the replica: this process or machine is short of something."""
+    return isinstance(error, OSError) and error.errno in _OURS
 
 
 class Upstream:
@@ -18,9 +26,14 @@ class Upstream:
 
     Idle connections are dropped after `idle_s`, before the engine does (5 s in SGLang's uvicorn), and
     the most recently used is taken first, so that the rest can grow old. Raises ValueError for a bad URL.
+
+    `tls` is for https, the fleet's own or by default the system's authorities. `credential`, a header line, goes with
+    every request, probes included.
     """
 
-    def __init__(self, url: str, *, connect_s: float, idle_s: float) -> None:
+    def __init__(
+        self, url: str, *, connect_s: float, idle_s: float, tls: ReplicaTls | None = None, credential: bytes = b""
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https"):
             raise ValueError(f"replica URL {url!r}: the scheme must be http or https, as in http://10.0.0.1:30000")
@@ -37,9 +50,12 @@ class Upstream:
         self.port = port or (443 if parts.scheme == "https" else 80)
         self.authority = parts.netloc.encode("ascii")
         self.base = parts.path.rstrip("/").encode("ascii")
-        self.ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self.tls = (tls or ReplicaTls()) if parts.scheme == "https" else None
+        self.credential = credential
         self.connect_s = connect_s
         self.idle_s = idle_s
+        self.open = 0
+        """Connections that are open, idle ones included. Only UpstreamConnection changes it."""
         self._idle: deque[UpstreamConnection] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -65,7 +81,10 @@ class Upstream:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self.connect_s):
             _, connection = await loop.create_connection(
-                lambda: UpstreamConnection(self), self.host, self.port, ssl=self.ssl
+                lambda: UpstreamConnection(self),
+                self.host,
+                self.port,
+                ssl=self.tls.context if self.tls is not None else None,
             )
         return connection
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import uvloop
 
 from sim.emulator import Emulator, EmulatorConfig
-from sim.hardware import DEFAULT_PRESET, PRESETS
+from sim.machine import DEFAULT_MACHINE, MACHINES, find_machine
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     options = vars(parser.parse_args())
     ports = options.pop("port") or [0]
     if options["kv_tokens"] is None:
-        options["kv_tokens"] = PRESETS[options["hardware"]].kv_tokens
+        options["kv_tokens"] = find_machine(options["hardware"]).kv_tokens
     try:
         config = EmulatorConfig(**options)
         replicas = [Emulator(replace(config, port=port)) for port in ports]
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", default=defaults.host, help="address to listen on")
     add("--model", default=defaults.model, help="served model name")
     add("--time-scale", type=float, default=defaults.time_scale, help="wall-clock seconds per emulated second")
-    add("--hardware", choices=PRESETS, default=DEFAULT_PRESET, help="whose times are emulated")
+    add("--hardware", choices=MACHINES, default=DEFAULT_MACHINE, help="whose times are emulated")
     add("--kv-tokens", type=int, help="capacity of the KV pool; what fits on the hardware when not given")
     add("--page-size", type=int, default=defaults.page_size, help="tokens in a KV page")
     add("--context-length", type=int, default=defaults.context_length, help="longest prompt and answer together")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.hardware import DEFAULT_PRESET, PRESETS
+from sim.machine import DEFAULT_MACHINE, MACHINES, find_machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +18,9 @@ class EmulatorConfig:
     """The served model name. Requests may name any other, as with SGLang."""
     time_scale: float = 1.0
     """Wall-clock seconds per second of the real thing: 0.01 is a hundred times as fast."""
-    hardware: str = DEFAULT_PRESET
-    kv_tokens: int = PRESETS[DEFAULT_PRESET].kv_tokens
+    hardware: str = DEFAULT_MACHINE
+    """Of `MACHINES`."""
+    kv_tokens: int = find_machine(DEFAULT_MACHINE).kv_tokens
     page_size: int = 16
     context_length: int = 262_144
     """Kimi K2.6's window."""
@@ -48,7 +49,7 @@ class EmulatorConfig:
                 raise ValueError(f"{name} must be 0 or more, not {value}")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be between 0 and 65535, not {self.port}")
-        if self.hardware not in PRESETS:
-            raise ValueError(f"hardware must be one of {', '.join(PRESETS)}, not {self.hardware!r}")
+        if self.hardware not in MACHINES:
+            raise ValueError(f"hardware must be one of {', '.join(MACHINES)}, not {self.hardware!r}")
         if self.kv_tokens < self.page_size:
             raise ValueError(f"kv_tokens must hold a page of {self.page_size} tokens, not {self.kv_tokens}")

@@ -8,11 +8,11 @@ import time
 from collections import Counter, deque
 from typing import Any
 
-from sim import hardware
 from sim.emulator import snapshot, tokens
 from sim.emulator.answer import Answer, Generation, Record, new_id
 from sim.emulator.config import EmulatorConfig
 from sim.emulator.faults import Faults
+from sim.machine import find_machine
 from sim.replica import Limits, QueueFull, Replica, Work
 
 LOG_LIMIT = 1000
@@ -149,7 +149,7 @@ class Engine:
     def _new_replica(self) -> Replica:
         config = self.config
         limits = Limits(config.kv_tokens, config.page_size, config.max_running_requests, config.max_queued_requests)
-        return Replica(hardware.load(config.hardware), limits)
+        return Replica(find_machine(config.hardware).hardware, limits)
 
     def _apply_pause(self) -> None:
         """Lets the replica step or not."""

@@ -57,7 +57,7 @@ def environment(**values: str) -> Iterator[None]:
         os.environ.update(saved)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.text(max_size=60) | _yaml)
 @example(text="port: &p 1\nadmin: {port: *p}")
 @example(text="&a [*a]")
@@ -89,7 +89,7 @@ _VALUES = '[ { [] {} null true 1 -1 NaN "x" {"name":1} ,'
 _values = _text | st.sampled_from([*_VALUES.split(), " , ", "[" * 2000, "1" + "0" * 5000])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(values=st.dictionaries(_names, _values, max_size=3))
 def test_any_text_in_the_environment(values: dict[str, str]) -> None:
     with environment(**{f"WARMROUTE_{name}": value for name, value in values.items()}), suppress(ConfigError):
@@ -103,7 +103,7 @@ def test_a_secret_in_a_faulty_variable_is_not_told(value: str) -> None:
     assert "hush" not in str(raised.value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(max_size=30) | st.text(alphabet="ahtp:/[]@?#%.-_0123456789,;|\\ ", max_size=30).map("http://".__add__))
 def test_a_url_is_normal_or_refused(url: str) -> None:
     try:
@@ -155,7 +155,7 @@ def check(raw: bytes) -> None:
         loads.from_server_info(raw)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 @example(b'{"loads": [{"num_running_reqs": 1' + b"0" * 5000 + b"}]}")
 @example(b'{"timestamp": "0001-01-01T00:00:00+23:59", "loads": [{"timestamp": 1, "num_running_reqs": 1}]}')
@@ -173,7 +173,7 @@ _RECORDED = {name: recorded.load(name).answer.body for name in _REPORTS}
 _ALPHABET = b'0123456789eE+-.{}[]",:\\\x00\xff \n'
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(name=st.sampled_from(_REPORTS), data=st.data())
 def test_a_recorded_report_with_some_bytes_wrong(name: str, data: st.DataObject) -> None:
     raw = bytearray(_RECORDED[name][:3000])

@@ -18,7 +18,7 @@ from router.settings import Settings
 from tests.fakes.process import ROOT, MakeRun, Process, alive
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LIMIT_S = 20
+LIMIT_S = 60
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 

@@ -22,8 +22,10 @@ from tests.fakes.recorder import Recorder
 from tests.fakes.upstream import Peer, ScriptedUpstream
 from tests.fakes.wire import eventually
 
-PROBES = HealthSettings(interval_s=0.02, timeout_s=1, deep_interval_s=0.05, deep_timeout_s=5)
-POLLS = ReportSettings(interval_s=0.02, timeout_s=1)
+PROBES = HealthSettings(timeout_s=1, deep_timeout_s=5, panic_share=0).model_copy(
+    update={"interval_s": 0.02, "deep_interval_s": 0.05}
+)
+POLLS = ReportSettings(timeout_s=1).model_copy(update={"interval_s": 0.02})
 
 
 @dataclass
@@ -100,7 +102,7 @@ async def test_a_queue_in_the_engine_shows_in_its_load(emulator: Emulator, watch
     """Each answer takes more than half of the KV pool, so that the second has to wait."""
     said = [{"role": "user", "content": "hello"}]
     body = {"model": "m", "max_tokens": 40_000, "ignore_eos": True, "messages": said}
-    async with httpx.AsyncClient(base_url=emulator.url, trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=emulator.url, trust_env=False, timeout=60) as client:
         asked = [asyncio.create_task(client.post("/v1/chat/completions", json=body)) for _ in range(2)]
         await eventually(
             lambda: (load := watched.replica.load) is not None and (load.running, load.waiting) == (1, 1),
@@ -122,13 +124,13 @@ async def test_a_hung_scheduler_is_found_out_and_its_old_numbers_stay_old() -> N
             assert watched.health.why(watched.replica).endswith("it generates nothing")
             await watched.reported()
             assert watched.replica.load is not None
-            old = watched.replica.load.at
+            found_out = asyncio.get_running_loop().time()
             await watched.reported(5)
-            assert watched.replica.load.at == pytest.approx(old, abs=0.02), "answered anew, taken once"
+            assert watched.replica.load.at < found_out, "answered anew, taken once"
             emulator.fault(hang=False)
             await watched.becomes(State.READY)
             await watched.reported()
-            assert watched.replica.load.at > old
+            assert watched.replica.load.at > found_out
         finally:
             await forget(watched)
 

@@ -20,7 +20,7 @@ import pytest
 
 from policies.balancer import Balancer
 from policies.round_robin import RoundRobin
-from policies.types import OUTCOMES, Cause, Phase, Usage
+from policies.types import OUTCOMES, Cause, Outcome, Phase, Usage
 from router import logs
 from router.identity import DEFAULT_RULES, IdentityRules
 from router.logs import AccessLog, Line
@@ -46,12 +46,15 @@ class Logged:
     proxy: Proxy
     open: set[int] = field(default_factory=set)
 
-    def write(self, count: int = 1, usage: Usage | None = None) -> None:
+    def write(
+        self, count: int = 1, usage: Usage | None = None, *, outcome: Outcome = DONE, status: int = 0, why: str = ""
+    ) -> None:
         """Log requests as the data plane does; they are numbered by their ids."""
         for _ in range(count):
             exchange = Exchange(self.proxy.protocol(server_state=SimpleNamespace(connections=set())))
             exchange.method, exchange.target, exchange.identifier = b"GET", b"/v1/models?key=s3cret", self.number()
-            self.log.write(exchange, DONE, usage, exchange.started_at + 1)
+            exchange.status, exchange.why = status, why
+            self.log.write(exchange, outcome, usage, exchange.started_at + 1)
 
     def number(self) -> bytes:
         return self.proxy.new_identifier().rpartition(b"-")[2]
@@ -74,10 +77,10 @@ def logged() -> Iterator[Callable[..., Logged]]:
     """Makes a log; must be called in a running loop, which the proxy's calls are made on."""
     made: list[Logged] = []
 
-    def make(form: str = "json") -> Logged:
+    def make(form: str = "json", sample: float = 1.0) -> Logged:
         reader, writer = os.pipe()
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        log = AccessLog(form, writer)  # type: ignore[arg-type]
+        log = AccessLog(form, writer, sample)  # type: ignore[arg-type]
         balancer = Balancer(RoundRobin())
         proxy = Proxy(
             balancer=balancer,
@@ -113,6 +116,20 @@ async def test_each_request_is_a_whole_line_in_order(logged: Make) -> None:
     log.close(log.writer)
     assert numbers(await reading) == list(range(1, 501))
     assert log.log.dropped == 0
+
+
+async def test_of_what_went_well_a_share_is_logged_and_of_what_did_not_all(logged: Make) -> None:
+    log = logged(sample=0.25)
+    reading = asyncio.create_task(asyncio.to_thread(log.read_all))
+    log.write(100)
+    log.write(3, outcome=OUTCOMES[Cause.CLIENT, Phase.BODY])
+    log.write(3, status=404)
+    log.write(3, why="reset")
+    await asyncio.to_thread(log.log.close)
+    log.close(log.writer)
+    seen = numbers(await reading)
+    assert sum(number <= 100 for number in seen) == 25
+    assert seen[25:] == list(range(101, 110))
 
 
 async def test_lines_are_written_soon_without_being_asked_for(logged: Make) -> None:
@@ -216,7 +233,7 @@ def _pending(descriptor: int) -> int:
 
 def test_its_fields_are_those_documented() -> None:
     text = (Path(__file__).parents[2] / "docs/operations.md").read_text(encoding="utf-8")
-    table = text.partition("## The log")[2].partition("## Metrics")[0]
+    table = text.partition("## The log")[2].partition("## Traces")[0]
     documented = [name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)]
     assert sorted(documented) == sorted(one.name for one in msgspec.structs.fields(Line))
 

@@ -17,7 +17,7 @@ import pytest
 from tests.fakes.process import ROOT, MakeRun, alive, free_port
 from tests.fakes.waiting import until
 
-LIMIT_S = 20
+LIMIT_S = 60
 REMEDY = "Try PORT=8090 ADMIN_PORT=8091 make run"
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

@@ -40,7 +40,7 @@ class Checkout:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
             check=False,
         )
 

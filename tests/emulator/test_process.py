@@ -16,7 +16,7 @@ from tests.fakes.client import RawClient, get
 from tests.fakes.process import ROOT, Process
 from tests.fakes.waiting import until
 
-_LIMIT_S = 20
+_LIMIT_S = 60
 
 
 def start(log: Path, *flags: str) -> Process:

@@ -91,7 +91,7 @@ def test_time_between_tokens() -> None:
 
 def test_first_come_first_served_and_prefills_before_decoding() -> None:
     replica = make()
-    requests = [work(5000, 100, name) for name in range(4)]
+    requests = [work(CHUNK_TOKENS, 100, name) for name in range(4)]
     for request in requests:
         replica.submit(request, 0.0)
     finish(replica)
@@ -134,7 +134,7 @@ def test_the_head_of_the_queue_waits_for_kv_and_nobody_overtakes() -> None:
         replica.submit(request, 0.0)
     finish(replica)
     assert bigger.started == big.finished
-    assert (small.started or 0.0) > (bigger.started or 0.0)
+    assert (small.started or 0.0) >= (bigger.started or 0.0)
 
 
 @pytest.mark.parametrize("stage", [Stage.WAITING, Stage.PREFILL, Stage.DECODE])
@@ -328,4 +328,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLife.settings = settings(max_examples=60, stateful_step_count=30)

@@ -27,9 +27,9 @@ FILLER_TOKENS = 4_500
 """Of each request that fills an engine: as long as RUNNING of them fit the KV pool; about 25 seconds on 2 cores."""
 
 START_LIMIT_S = 240
-STOP_LIMIT_S = 30
+STOP_LIMIT_S = 60
 """An idle server ends 6 to 9 s after SIGTERM: it looks every 5 s whether a request is left."""
-SETTLE_LIMIT_S = 15
+SETTLE_LIMIT_S = 60
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,10 @@ class Engine:
 
     async def ready(self, client: httpx.AsyncClient) -> bool:
         """Whether it takes requests and is not about to end."""
-        return self.process.alive and (await client.get(f"{self.url}/ready")).status_code == 200
+        try:
+            return self.process.alive and (await client.get(f"{self.url}/ready")).status_code == 200
+        except httpx.TransportError:  # it is ending: its port is closed before its process has gone
+            return False
 
     async def load(self, client: httpx.AsyncClient) -> Load:
         answer = await client.get(f"{self.url}/v1/loads", params={"include": "core"})

@@ -12,8 +12,8 @@ from tests.fakes.waiting import until
 
 pytestmark = pytest.mark.engine
 
-REPORT_LIMIT_S = 10
-"""Reports are asked for about once a second."""
+REPORT_LIMIT_S = 60
+"""Reports are asked for about once a second; the limit is for a machine that is busy with other things."""
 
 
 async def test_reports_of_idle_and_full_engines(

@@ -10,7 +10,8 @@ from typing import Any
 
 import h11
 
-LIMIT_S = 90
+LIMIT_S = 300
+"""Of waiting for an answer: no proof, so large enough for the slowest machine."""
 
 
 @dataclass

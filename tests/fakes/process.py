@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -11,24 +13,43 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 import httpx
 
+from tests.fakes.wire import LIMIT_S
+
 ROOT = Path(__file__).resolve().parents[2]
 POLL_S = 0.05
 MAX_LINES = 100_000
 TAIL_BYTES = 4_000
+PORTS = range(20_000, 32_000)
+"""Below those that systems hand out by themselves, Linux from 32768 and others from 49152: what is free here is not
+taken by the next connection of anybody."""
+
+
+def _own_ports() -> Iterator[int]:
+    """Ports of this process of the run alone, again and again."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    own = PORTS[number::workers]
+    first = random.randrange(len(own))  # another run may be under way
+    return itertools.cycle((*own[first:], *own[:first]))
+
+
+_ports = _own_ports()
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nothing listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of 127.0.0.1 that nothing listens on, nor will before the caller does: no other test gets it."""
+    for _ in PORTS:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port := next(_ports)))
+            return port
+    raise AssertionError(f"no port of 127.0.0.1 from {PORTS[0]} to {PORTS[-1]} is free")
 
 
 class Process:
@@ -157,7 +178,7 @@ class MakeRun(Process):
 
     def wait_ready(self) -> None:
         """Wait until the router takes requests."""
-        self.wait_ok(f"http://127.0.0.1:{self.admin_port}/readyz", 20)
+        self.wait_ok(f"http://127.0.0.1:{self.admin_port}/readyz", LIMIT_S)
 
 
 class Router(Process):
@@ -174,7 +195,7 @@ class Router(Process):
             command += ["--replica", replica]
         super().__init__([*command, *flags], log)
 
-    def entry(self, request_id: str, limit_s: float = 10) -> dict[str, object]:
+    def entry(self, request_id: str, limit_s: float = LIMIT_S) -> dict[str, object]:
         """The access log's line of one request, which must have ended or be about to."""
         needle = json.dumps(request_id)
         return dict(json.loads(self.wait_line(lambda line: line.startswith("{") and needle in line, limit_s)))
@@ -184,7 +205,7 @@ def start_router(replicas: Sequence[str], log: Path, *flags: str) -> Router:
     """Start the router in front of `replicas` (URLs) and wait until it is ready. To be stopped by the caller."""
     router = Router(replicas, log, *flags)
     try:
-        router.wait_ok(f"{router.admin_url}/readyz", 20)
+        router.wait_ok(f"{router.admin_url}/readyz", LIMIT_S)
     except AssertionError:
         router.stop()
         raise

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ import uvicorn
 from policies.balancer import Balancer
 from policies.registry import make
 from policies.types import Replica
+from router.breaker import Breaker
 from router.identity import IdentityRules
+from router.keys import credential_line
 from router.logs import AccessLog
 from router.metrics import Metrics
 from router.proxy.exchange import Exchange
 from router.proxy.proxy import Proxy
 from router.proxy.upstream import Upstream
 from router.settings import Settings
+from router.tls import ReplicaTls, ServerTls
 from tests.fakes.client import RawClient
 from tests.fakes.upstream import ScriptedUpstream
 from tests.fakes.wire import eventually
@@ -30,16 +34,26 @@ from tests.fakes.wire import eventually
 class RecordingHealth:
     """Remembers what the data path said of replicas."""
 
+    panic = False
+
     def __init__(self) -> None:
         self.good: list[str] = []
         """Replica ids, in order."""
         self.bad: list[tuple[str, str]] = []
         """Replica ids and why, in order."""
+        self.whole: list[tuple[str, int]] = []
+        """Replica ids and the status of each answer that was passed on whole, in order."""
         self.silent: set[str] = set()
         """Replicas whose probes are to count as unanswered."""
 
     def succeeded(self, replica: Replica) -> None:
         self.good.append(replica.id)
+
+    def breaker(self, _: Replica) -> Breaker | None:
+        return None
+
+    def answered(self, replica: Replica, status: int) -> None:
+        self.whole.append((replica.id, status))
 
     def gone(self, replica: Replica) -> bool:
         return replica.id in self.silent
@@ -73,6 +87,10 @@ class Proxied:
             sweep_s=sweep_s,
         )
         self.metrics.proxy = self.proxy
+        given = settings.tls.replicas
+        self.replica_tls = ReplicaTls(given.ca_file, given.cert_file, given.key_file, verify=given.verify)
+        shown = settings.tls
+        self.tls = ServerTls(shown.cert_file, shown.key_file, shown.client_ca_file) if shown.cert_file else None
         self.port = 0
         self.clients: list[RawClient] = []
         self.upstreams: list[ScriptedUpstream] = []
@@ -86,7 +104,13 @@ class Proxied:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: self.errors.append(context))
         for name, url in zip("abcdefgh", urls, strict=False):
-            address = Upstream(url, connect_s=self._settings.timeouts.connect_s, idle_s=self._settings.pool.idle_s)
+            address = Upstream(
+                url,
+                connect_s=self._settings.timeouts.connect_s,
+                idle_s=self._settings.pool.idle_s,
+                tls=self.replica_tls,
+                credential=credential_line(self._settings.keys),
+            )
             replica = Replica(name, address=address)
             self._replicas.append(replica)
             self.balancer.join(replica, loop.time())
@@ -102,14 +126,15 @@ class Proxied:
             proxy_headers=False,
         )
         config.load()
+        config.ssl = self.tls.context if self.tls is not None else None
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
         await self._server.startup()
         self.port = self._server.servers[0].sockets[0].getsockname()[1]
 
-    async def client(self) -> RawClient:
+    async def client(self, tls: ssl.SSLContext | None = None) -> RawClient:
         """A new connection."""
-        client = await RawClient.connect(self.port)
+        client = await RawClient.connect(self.port, tls=tls)
         self.clients.append(client)
         return client
 

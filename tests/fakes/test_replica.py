@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.fakes.replica import SILENCE, FakeReplica, Reply
+from tests.fakes.wire import LIMIT_S, eventually
 
 
 async def test_it_answers_by_path_and_remembers() -> None:
@@ -27,8 +28,8 @@ async def test_it_can_be_silent() -> None:
     replica = await FakeReplica(health=SILENCE).start()
     async with httpx.AsyncClient(base_url=replica.url, trust_env=False) as client:
         with pytest.raises(httpx.ReadTimeout):
-            await client.get("/health", timeout=0.05)
-    assert replica.asked == ["/health"]
+            await client.get("/health", timeout=httpx.Timeout(LIMIT_S, read=0.05))
+    await eventually(lambda: replica.asked == ["/health"])
     await replica.stop()
 
 

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from tests.fakes.process import free_port
 from tests.fakes.wire import Ended, Wire, eventually
 
 
@@ -65,7 +66,7 @@ Script = Callable[[Peer], Awaitable[None]]
 
 
 class ScriptedUpstream:
-    """A server on an ephemeral port that runs `script` for each connection and closes it when the script returns.
+    """A server that runs `script` for each connection and closes it when the script returns.
 
     A script that the connection's end interrupts (Ended) is over; any other error is raised by `stop`.
     """
@@ -76,7 +77,8 @@ class ScriptedUpstream:
         self.connections: list[Peer] = []
         self.requests: list[RawRequest] = []
         """Read whole, in order, over all connections."""
-        self.port = 0
+        self.port = free_port()
+        """Its own even while it does not listen."""
         self._scheme = "http"
         self._server: asyncio.Server
         self._tasks: set[asyncio.Task[None]] = set()
@@ -89,7 +91,6 @@ class ScriptedUpstream:
     async def start(self, *, tls: ssl.SSLContext | None = None) -> ScriptedUpstream:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: Peer(self), "127.0.0.1", self.port, ssl=tls)
-        self.port = self._server.sockets[0].getsockname()[1]
         self._scheme = "https" if tls is not None else "http"
         return self
 
@@ -150,6 +151,9 @@ def chunked_head(*headers: str, status: str = "200 OK") -> bytes:
 SSE_HEAD = chunked_head("Content-Type: text/event-stream; charset=utf-8")
 """As SGLang begins a stream."""
 LAST_CHUNK = b"0\r\n\r\n"
+
+REFUSING = "http://127.0.0.1:9"
+"""Nothing listens on the discard port."""
 
 
 def chunk(data: bytes) -> bytes:

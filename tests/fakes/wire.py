@@ -8,8 +8,8 @@ import struct
 from collections.abc import Callable
 from typing import Literal
 
-LIMIT_S = 10.0
-"""The longest that any test waits for a fact."""
+LIMIT_S = 60.0
+"""The longest that any test waits for a fact: none takes a second, but on a machine that is busy with other things."""
 
 
 class Ended(Exception):

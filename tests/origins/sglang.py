@@ -14,7 +14,7 @@ from tests.fakes.process import Process, free_port
 from tests.fakes.upstream import Peer, RawRequest, Script, ScriptedUpstream, ok
 from tests.fakes.waiting import until
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 """The longest that anything is waited for."""
 
 ABOUT = b'{"model_path":"m","served_model_name":"m"}'

@@ -38,10 +38,10 @@ from tests.fakes.process import Process, free_port
 from tests.fakes.upstream import Peer, Script, ScriptedUpstream, ok
 from tests.fakes.waiting import until
 
-pytestmark = pytest.mark.haproxy
+pytestmark = pytest.mark.fronts
 
 REPLICAS, SESSIONS, REQUESTS = 10, 200, 300
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 """The longest that anything is waited for."""
 
 CONFIGURATION = """
@@ -81,7 +81,7 @@ class HaProxy:
 
     async def __aenter__(self) -> Self:
         program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin")
-        assert program, "haproxy is missing: `make test-haproxy` installs it, or says how"
+        assert program, "haproxy is missing: `make test-fronts` installs it, or says how"
         for stand_in in self._stand_ins:
             await stand_in.start()
         self._plain, self._bounded, stats = free_port(), free_port(), free_port()

@@ -13,7 +13,7 @@ from decimal import Decimal, localcontext
 from statistics import pstdev
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64
 
@@ -42,7 +42,6 @@ def _formula(key: bytes, weights: dict[str, float]) -> str:
         max_size=8,
     ).filter(lambda weights: any(weights.values())),
 )
-@settings(deadline=None)
 def test_every_key_is_placed_as_the_formula_says(key: bytes, weights: dict[str, float]) -> None:
     candidates = [Replica(i, weight=w) for i, w in weights.items()]
     assert make("rendezvous").pick(Request(key=key), candidates, 0.0).replica.id == _formula(key, weights)

@@ -377,13 +377,15 @@ def test_the_home_is_known_from_the_moment_of_choice() -> None:
 )
 def test_usage_is_noted_as_prompt_and_completion(usage: Usage | None, tokens: int) -> None:
     balancer = fleet(Recorder(), "a")
-    balancer.acquire(Request(key=b"k", prompt_tokens=90), 1.0).finish(DONE, usage, 2.0)
+    lease = balancer.acquire(Request(key=b"k", prompt_tokens=90), 1.0)
+    lease.first_token(1.5)
+    lease.finish(DONE, usage, 2.0)
     assert [(home.replica.id, home.tokens, home.last_use) for home in _homes(balancer, b"k", 2.0)] == [
         ("a", tokens, 2.0)
     ]
 
 
-@pytest.mark.parametrize("outcome", [Outcome(c, p) for c in Cause for p in Phase if p is not Phase.BODY], ids=str)
+@pytest.mark.parametrize("outcome", [Outcome(c, p) for c in Cause for p in Phase], ids=str)
 def test_what_brought_no_answer_leaves_the_tokens_that_were_there(outcome: Outcome) -> None:
     balancer = fleet(make("session_affinity"))
     home = turn(balancer, Request(key=b"k", prompt_tokens=900), 1.0, prompt=1_000, completion=100).replica

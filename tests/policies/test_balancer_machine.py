@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -29,7 +29,7 @@ from policies.events import Finished, ReplicaAdded, ReplicaRemoved, Routed
 from policies.lease import Lease
 from policies.registry import POLICIES, make
 from policies.residency import Home
-from policies.types import Cause, Load, Outcome, Phase, Reason, Replica, Request, State, Usage
+from policies.types import TRIALS, Cause, Choice, Load, Outcome, Phase, Reason, Replica, Request, State, Usage
 from tests.fakes.recorder import Recorder
 
 ROOM = 3
@@ -71,6 +71,7 @@ class Entry:
     replica: Replica
     pending: int
     begun: bool = False
+    trial: bool = False
 
 
 class BalancerMachine(RuleBasedStateMachine):
@@ -237,17 +238,23 @@ class BalancerMachine(RuleBasedStateMachine):
 
     def _acquire(self, request: Request) -> object:
         now = self._tick()
-        ready = [r for r in self.fleet.values() if r.state is State.READY]
+        ready = self._ready()
         allowed = [r for r in ready if not any(r is f for f in request.failed)]
-        if not allowed:
-            with pytest.raises(NoReplica) as error:
+        stays = self._stays(request, now)
+        explained = self._explain(request, now)
+        if isinstance(explained, str):
+            assert not allowed
+            assert explained == self._why_none(ready)
+            with pytest.raises(NoReplica, match=explained):
                 self.balancer.acquire(request, now)
-            assert error.value.reason == self._why_none(ready)
             return multiple()
-        explained = self.balancer.explain(request, now)
         lease = self.balancer.acquire(request, now)
         choice = lease.choice
         assert (lease.replica, choice.reason) == (explained.replica, explained.reason)
+        finishes = lease.replica.state is State.FINISHING
+        if finishes:
+            allowed = stays
+            assert choice.reason is Reason.HOME
         assert any(lease.replica is r for r in allowed)
         assert choice.reason in set(Reason)
         assert choice.wait_s >= 0.0
@@ -260,12 +267,36 @@ class BalancerMachine(RuleBasedStateMachine):
         assert all(0 <= home.gpu_tokens <= home.tokens for home in request.residents)
         assert request.known or request.parent or not request.residents
         assert (lease.branch is None) is (request.key is None)
-        self.asked += self.balancer.shadow is not None
+        self.asked += self.balancer.shadow is not None and not finishes
         self.served[lease.replica] += 1
         self.routed += 1
-        entry = Entry(lease, lease.replica, max(0, request.prompt_tokens - choice.resident_tokens))
+        pending = max(0, request.prompt_tokens - choice.resident_tokens)
+        entry = Entry(lease, lease.replica, pending, trial=lease.replica.state is State.HALF_OPEN)
         self.entries.append(entry)
         return entry
+
+    def _ready(self) -> list[Replica]:
+        """Those that may be sent requests; on trial only so many at once."""
+        trials = Counter(entry.replica for entry in self.entries if entry.trial)
+        return [
+            replica
+            for replica in self.fleet.values()
+            if replica.state is State.READY or (replica.state is State.HALF_OPEN and trials[replica] < TRIALS)
+        ]
+
+    def _explain(self, request: Request, now: float) -> Choice | str:
+        """The choice, or why there is none."""
+        try:
+            return self.balancer.explain(request, now)
+        except NoReplica as none:
+            return none.reason
+
+    def _stays(self, request: Request, now: float) -> list[Replica]:
+        """Replicas that finish their sessions, this one's among them as far as it is remembered and resident there."""
+        branches = self.balancer.directory.branches(request.key, now) if request.key is not None else ()
+        homes = [home.replica for branch in branches for home in branch.homes if home.resident and home.tokens]
+        finishing = [replica for replica in self.fleet.values() if replica.state is State.FINISHING]
+        return [r for r in finishing if r in homes and r not in request.failed]
 
     def _why_none(self, ready: list[Replica]) -> str:
         states = {r.state for r in self.fleet.values()}
@@ -273,7 +304,7 @@ class BalancerMachine(RuleBasedStateMachine):
             return "all_failed"
         if not states:
             return "no_replicas"
-        return "all_draining" if states == {State.DRAINING} else "all_ejected"
+        return "all_draining" if states <= {State.DRAINING, State.FINISHING} else "all_ejected"
 
     @rule(entry=open_leases)
     def first_token(self, entry: Entry) -> None:
@@ -316,7 +347,7 @@ class BalancerMachine(RuleBasedStateMachine):
             assert replica.prefill_tokens == sum(e.pending for e in mine)
             assert replica.served == served
             assert replica.pending == sum(not e.begun for e in mine)
-            expected = sum(e.lease.choice.prefill_s for e in mine if not e.begun)
+            expected = sum(e.lease.work_s for e in mine if not e.begun)
             assert replica.pending_s == pytest.approx(expected, abs=1e-6)
             if all(e.begun for e in mine):
                 assert replica.pending_s == 0.0
@@ -324,8 +355,7 @@ class BalancerMachine(RuleBasedStateMachine):
 
     @invariant()
     def only_the_ready_are_candidates(self) -> None:
-        ready = sorted((r for r in self.fleet.values() if r.state is State.READY), key=lambda r: r.id)
-        assert list(self.balancer.ready) == ready
+        assert list(self.balancer.ready) == sorted(self._ready(), key=lambda r: r.id)
         assert self.balancer.replicas == self.fleet
 
     @invariant()
@@ -400,6 +430,4 @@ class BalancerMachine(RuleBasedStateMachine):
 
 
 TestBalancer = BalancerMachine.TestCase
-TestBalancer.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestBalancer.settings = settings(max_examples=150, stateful_step_count=60)

@@ -93,13 +93,31 @@ def test_room_for_one_is_enough() -> None:
     assert directory.evicted == 4
 
 
-def test_an_idle_session_is_forgotten_when_next_asked_for() -> None:
+def test_an_idle_session_is_not_known_and_forgotten_when_it_begins_anew() -> None:
+    """To look is not to forget: people look too."""
     directory = Directory(idle_s=60.0)
     _put(directory, b"k", 100.0)
     assert directory.branches(b"k", 160.0)
     assert not directory.branches(b"k", 160.1)
-    assert len(directory) == 0
+    assert directory.branches(b"k", 160.0)
+    anew = _put(directory, b"k", 161.0)
+    assert list(directory.branches(b"k", 161.0)) == [anew]
+    assert (len(directory), directory.branch_count) == (1, 1)
     assert directory.evicted == 0, "forgotten in its own time, not for want of room"
+
+
+def test_branches_are_counted() -> None:
+    directory = Directory(max_sessions=2)
+    counts = []
+    for n, key in enumerate((b"a", b"a", b"b", b"b", b"b", b"c")):
+        _put(directory, key, float(n))
+        counts.append(directory.branch_count)
+    assert counts == [1, 2, 3, 4, 5, 4]
+    directory.forget(b"b")
+    assert directory.branch_count == 1
+    for n in range(40):
+        _put(directory, b"c", 10.0 + n)
+    assert directory.branch_count == len(directory.branches(b"c", 60.0))
 
 
 def test_a_session_with_requests_under_way_is_not_idle() -> None:
@@ -144,7 +162,7 @@ def test_what_is_forgotten_takes_no_room_in_any_shadow(how: str) -> None:
     if how == "forget":
         directory.forget(b"k")
     elif how == "idle":
-        directory.branches(b"k", 100.0)
+        _put(directory, b"k", 100.0)
     elif how == "room":
         _put(directory, b"other", 1.0)
     else:
@@ -270,8 +288,12 @@ _steps = st.lists(
 )
 
 
+def _expired(notes: list[_Note], now: float) -> bool:
+    return bool(notes) and now - notes[0].last_use > IDLE_S and not any(n.branch.open for n in notes)
+
+
 @given(_steps)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_it_agrees_with_the_model(steps: list[tuple[float, tuple[Any, ...]]]) -> None:
     directory, model, now = Directory(ROOM, IDLE_S), _Model(), 0.0
     replicas = {"a": Replica("a"), "b": Replica("b")}
@@ -282,6 +304,8 @@ def test_it_agrees_with_the_model(steps: list[tuple[float, tuple[Any, ...]]]) ->
             branch = _branch(key, now=now)
             branch.open = rest[0]
             note = _Note(branch, now)
+            if _expired(mine, now):
+                model.drop(key)
             directory.put(branch, now)
             model.put(note, now)
         elif verb == "use" and mine:
@@ -294,8 +318,7 @@ def test_it_agrees_with_the_model(steps: list[tuple[float, tuple[Any, ...]]]) ->
             assert directory.forget(key) is bool(mine)
             model.drop(key)
         elif verb == "ask":
-            if mine and now - mine[0].last_use > IDLE_S and not any(n.branch.open for n in mine):
-                model.drop(key)
+            if _expired(mine, now):
                 mine = []
             assert list(directory.branches(key, now)) == [n.branch for n in mine]
             assert [b.last_use for b in directory.branches(key, now)] == [n.last_use for n in mine]

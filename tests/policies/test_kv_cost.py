@@ -235,7 +235,7 @@ _family = st.tuples(st.integers(0, 3), st.integers(0, 6))
 
 
 @given(st.lists(st.tuples(_family, st.booleans(), st.booleans()), max_size=40), _family)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_blocks_in_flight_are_counted_once_each_whatever_came_and_went(
     steps: list[tuple[tuple[int, int], bool, bool]], asked: tuple[int, int]
 ) -> None:

@@ -188,7 +188,7 @@ def test_a_replica_without_weight_is_the_last_resort_even_when_it_holds_the_prom
     st.integers(0, 4),
     st.floats(1, 3),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_rule_holds_whatever_came_before(
     steps: list[tuple[int, int, bool]], threshold: float, absolute: int, relative: float
 ) -> None:

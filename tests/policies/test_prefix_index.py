@@ -193,7 +193,7 @@ class Walked:
 
 
 @given(_steps, st.integers(1, 12), st.sampled_from([inf, 8.0, 2.5]), st.lists(_texts, min_size=1, max_size=6))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_halving_finds_what_walking_finds(
     steps: list[tuple[str, int, str, float]], capacity: int, ttl_s: float, asked: list[str]
 ) -> None:

@@ -43,6 +43,7 @@ def test_what_another_replica_holds_is_regretted_by_the_reason_of_the_choice() -
     _turn(balancer, 10.0, 60_000, 20_000, on="b")  # 20,000 of tools are there anyway
     assert balancer.regret.elsewhere == {Reason.ROTATION: 30_000}
     assert balancer.regret.evicted == {}
+    assert {r.id: r.regretted_tokens for r in balancer.ready} == {"a": 0, "b": 30_000}
     _turn(balancer, 20.0, 70_000, 60_000, on="b")
     assert balancer.regret.elsewhere == {Reason.ROTATION: 30_000}
 

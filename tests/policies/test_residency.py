@@ -18,6 +18,7 @@ from policies.residency import (
     DEFAULT_TOKENS,
     GROW,
     HEADROOM,
+    LIVE_GRID_S,
     LIVE_TAU_S,
     SCALE_BOUNDS,
     SHRINK,
@@ -201,7 +202,7 @@ _steps = st.lists(
 
 
 @given(_steps)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_it_agrees_with_the_model(steps: list[tuple[float, tuple[Any, ...]]]) -> None:
     replica, shadow = _shadow(800, 1_600)
     homes = [Home(replica, 0.0) for _ in range(8)]
@@ -233,7 +234,7 @@ def test_it_agrees_with_the_model(steps: list[tuple[float, tuple[Any, ...]]]) ->
             if item is not None:
                 assert (home.counted, home.on_host) == (item.counted, item.on_host)
         assert (len(shadow), shadow.held_tokens) == (len(model.items), model.sum())
-        assert shadow.live(now) == pytest.approx(model.live(now), rel=1e-6, abs=1e-6)
+        assert shadow.live(now) == pytest.approx(model.live(now), rel=LIVE_GRID_S / LIVE_TAU_S, abs=1e-3)
         assert shadow.live(now) >= 0.0
         assert shadow.live(now + 1e9) == 0.0
 

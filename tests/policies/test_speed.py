@@ -6,7 +6,7 @@ from math import inf, isfinite, nan
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.speed import (
@@ -202,7 +202,6 @@ _answers = st.tuples(
 
 
 @given(st.lists(_answers, max_size=30))
-@settings(deadline=None)
 def test_decode_figures_stay_within_their_bounds(seen: list[tuple[int, float, float, float]]) -> None:
     speed = Speed()
     for answer in seen:

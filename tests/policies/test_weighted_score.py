@@ -136,7 +136,7 @@ _reports = st.tuples(st.none() | st.integers(0, 50), st.none() | st.integers(0, 
 
 
 @given(st.lists(_reports, min_size=1, max_size=9), st.integers(0, 8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_best_sum_wins_and_is_shown(reports: list[tuple[int | None, int | None]], held: int) -> None:
     policy = make("weighted_score")
     replicas = [loaded(f"r{n}", waiting, used) for n, (waiting, used) in enumerate(reports)]

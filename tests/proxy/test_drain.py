@@ -22,6 +22,19 @@ async def test_idle_connections_are_closed(warm: Warm) -> None:
     assert await used.rest() == b""
 
 
+async def test_a_request_that_was_on_its_way_is_answered(warm: Warm) -> None:
+    """Sent before the client could know: HTTP's own race, of which a kept connection is closed a while later."""
+    router = await warm(always(ok(b"whole")))
+    fresh, used = await router.client(), await router.client()
+    await used.ask(get())
+    await eventually(lambda: len(router.proxy.downstreams) == 2)
+    router.proxy.begin_drain()
+    for client in (fresh, used):
+        answer = await client.ask(get())
+        assert (answer.body, answer.header("connection")) == (b"whole", "close")
+        assert await client.rest() == b""
+
+
 async def test_a_stream_runs_to_its_end_and_then_its_connection_closes(warm: Warm) -> None:
     drained = asyncio.Event()
 

@@ -174,7 +174,7 @@ class TestTime:
         assert not router.upstreams[0].connections
 
     async def test_a_request_at_all(self, warm: Warm) -> None:
-        router = await warm(always(ok()), timeouts={"keep_alive_s": 0.2})
+        router = await warm(always(ok()), timeouts={"keep_alive_s": 0.5})
         fresh = await router.client()
         used = await router.client()
         await used.ask(get())
@@ -183,7 +183,7 @@ class TestTime:
         assert router.outcomes() == {"done/body": 1}
 
     async def test_the_first_byte(self, warm: Warm) -> None:
-        router = await warm(silent, always(ok()), timeouts={"first_byte_s": 0.2})
+        router = await warm(silent, always(ok()), timeouts={"first_byte_s": 0.5})
         client = await router.client()
         answer = await client.ask(post())
         assert (answer.status, answer.header("x-warmroute-reason")) == (504, "first_byte_timeout")
@@ -219,20 +219,22 @@ class TestTime:
 
     @pytest.mark.parametrize("whole", [True, False], ids=["whole chunks", "pieces"])
     async def test_a_slow_stream_is_not_silent(self, warm: Warm, whole: bool) -> None:
+        count = 12 if whole else 6
+
         async def script(peer: Peer) -> None:
             await peer.request()
             peer.send(SSE_HEAD)
-            for _ in range(10):
+            for _ in range(count):
                 piece = chunk(b"data: 1\n\n")
                 for part in [piece] if whole else [piece[:5], piece[5:]]:
                     peer.send(part)
-                    await router.passed(0.05)
+                    await router.passed(0.1)
             peer.send(LAST_CHUNK)
             await peer.end()
 
-        router = await warm(script, timeouts={"idle_s": 0.4})
+        router = await warm(script, timeouts={"idle_s": 1})
         client = await router.client()
-        assert len((await client.ask(post())).body) == 90
+        assert len((await client.ask(post())).body) == count * len(b"data: 1\n\n")
 
     async def test_a_client_that_never_reads_again(self, warm: Warm) -> None:
         async def script(peer: Peer) -> None:

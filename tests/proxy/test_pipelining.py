@@ -185,13 +185,13 @@ async def test_a_pipelined_body_has_its_full_time_from_when_it_is_its_turn(warm:
                 await release.wait()
             peer.send(ok(request.body))
 
-    router = await warm(script, timeouts={"body_s": 0.5})
+    router = await warm(script, timeouts={"body_s": 1})
     client = await router.client()
     upload = post("/upload", b"hello", "Expect: 100-continue")
     client.send(get("/slow") + upload[:-5])
     await router.upstreams[0].request()
     (downstream,) = router.proxy.downstreams
-    await router.passed(0.6)
+    await router.passed(1.1)
     release.set()
     await client.answer()
     assert (await client.head()).status == 100

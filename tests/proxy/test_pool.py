@@ -41,10 +41,10 @@ async def test_a_connection_in_use_does_not_age(warm: Warm) -> None:
     async def script(peer: Peer) -> None:
         while True:
             await peer.request()
-            await router.passed(0.4)
+            await router.passed(0.7)
             peer.send(ok())
 
-    router = await warm(script, pool={"idle_s": 0.2})
+    router = await warm(script, pool={"idle_s": 0.6})
     client = await router.client()
     for _ in range(2):
         assert (await client.ask(get())).status == 200

@@ -14,6 +14,7 @@ from tests.fakes.client import Answer, get, post
 from tests.fakes.proxied import Proxied
 from tests.fakes.upstream import (
     LAST_CHUNK,
+    REFUSING,
     SSE_HEAD,
     Peer,
     Script,
@@ -26,9 +27,6 @@ from tests.fakes.upstream import (
 )
 from tests.fakes.wire import eventually
 from tests.proxy.conftest import Warm
-
-REFUSING = "http://127.0.0.1:9"
-"""Nothing listens on the discard port."""
 
 BUSY = always(
     ok(b'{"object":"error","message":"The request queue is full.","code":503}', status="503 Service Unavailable")
@@ -86,7 +84,7 @@ class TestConnecting:
         assert (line["tries"], line["failed"], line["replica"], line["cause"]) == (2, "connect", "b", "done")
 
     async def test_timeout(self, warm: Warm, unaccepting: str) -> None:
-        router = await warm(unaccepting, always(ok(b"b")), timeouts={"connect_s": 0.1})
+        router = await warm(unaccepting, always(ok(b"b")), timeouts={"connect_s": 0.3})
         client = await router.client()
         assert (await client.ask(post("/unknown"))).body == b"b"
         assert router.health.bad == [("a", "connect_timeout")]

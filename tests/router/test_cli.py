@@ -18,20 +18,23 @@ import yaml
 
 from policies.registry import POLICIES, parameters
 from tests.fakes.client import RawClient, get, post
+from tests.fakes.gated import Gated
 from tests.fakes.process import ROOT, Router, start_router
 from tests.fakes.replica import FakeReplica
-from tests.fakes.upstream import LAST_CHUNK, SSE_HEAD, Peer, ScriptedUpstream, chunk
 from tests.fakes.waiting import until
 from tests.fakes.wire import Ended, eventually
 
-END_S = 20
+END_S = 60
+
+COMMANDS = ["serve", "check-config", "replicas", "sessions", "drain", "undrain", "policy", "policies", "explain"]
+COMMANDS += ["reload", "top", "completion", "sim"]
 
 
 def warmroute(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     clean = {name: value for name, value in os.environ.items() if not name.upper().startswith("WARMROUTE_")}
     command = [str(ROOT / ".venv/bin/warmroute"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, env=clean | environment, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean | environment, check=False)
 
 
 # Commands that end by themselves
@@ -46,8 +49,49 @@ def test_version() -> None:
 def test_help_names_the_commands() -> None:
     done = warmroute("--help")
     assert done.returncode == 0
-    for command in ("serve", "check-config", "policies"):
-        assert command in done.stdout
+    for command in COMMANDS:
+        assert f"\n    {command}" in done.stdout
+
+
+@pytest.mark.parametrize("command", [*COMMANDS[:-1], "policy set", "policy shadow", "sim run", "sim replay"])
+def test_help_shows_examples(command: str) -> None:
+    done = warmroute(*command.split(), "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    _, examples = done.stdout.split("\nexamples:\n")
+    assert all(f"warmroute {command}" in line for line in examples.splitlines() if line.strip())
+
+
+# Completion
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_command_is_completed(shell: str) -> None:
+    done = warmroute("completion", shell)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(command in done.stdout for command in COMMANDS)
+    assert "--homes" in done.stdout
+
+
+def complete(script: Path, folder: Path, *words: str) -> list[str]:
+    """What bash offers for the last of these words."""
+    ask = (
+        f'source {script}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
+        f"$(complete -p warmroute | sed 's/.*-F \\([^ ]*\\).*/\\1/'); printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    )
+    command = ["bash", "--norc", "-c", ask, "bash", "warmroute", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_options_values_and_files(tmp_path: Path) -> None:
+    script = tmp_path / "completion"
+    script.write_text(warmroute("completion", "bash").stdout)
+    (tmp_path / "fleet.yaml").touch()
+    assert complete(script, tmp_path, "dr") == ["drain"]
+    assert complete(script, tmp_path, "drain", "r1", "--ho") == ["--homes"]
+    assert complete(script, tmp_path, "drain", "r1", "--homes", "f") == ["finish"]
+    assert complete(script, tmp_path, "serve", "--config", "fl") == ["fleet.yaml"]
+    assert "compare" in complete(script, tmp_path, "sim", ""), "of plug-ins, too"
 
 
 def test_no_command_is_a_usage_error() -> None:
@@ -74,12 +118,13 @@ def test_policies() -> None:
 def test_check_config_prints_what_would_be_in_force(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("port: 1\nhost: 0.0.0.0\nidentity: {secret: hush}")
-    flags = ["--config", str(file), "--port", "3", "--admin-host", "::", "--admin-port", "4", "--policy", "random"]
+    flags = ["--config", str(file), "--port", "3", "--admin-host", "::1", "--admin-port", "4", "--policy", "random"]
     flags += ["--replica", "http://a:1", "--replica", "http://b:2"]
     done = warmroute("check-config", *flags, WARMROUTE_PORT="2", WARMROUTE_LOG__LEVEL="debug")
     assert (done.returncode, done.stderr) == (0, "")
     tree = yaml.safe_load(done.stdout)
-    assert (tree["host"], tree["port"], tree["admin"]) == ("0.0.0.0", 3, {"host": "::", "port": 4})
+    assert (tree["host"], tree["port"]) == ("0.0.0.0", 3)
+    assert (tree["admin"]["host"], tree["admin"]["port"]) == ("::1", 4)
     assert [replica["url"] for replica in tree["replicas"]] == ["http://a:1", "http://b:2"]
     assert tree["policy"] == {"name": "random", "parameters": {"seed": 0}}, "with the defaults"
     assert tree["log"]["level"] == "debug"
@@ -121,32 +166,11 @@ def test_a_port_in_use_is_told_in_a_line(taken: str) -> None:
 # Serving
 
 
-class Streaming:
-    """A replica whose streams go on until the test lets them end."""
-
-    def __init__(self) -> None:
-        self.finish = asyncio.Event()
-        self.upstream = ScriptedUpstream(self._script)
-
-    async def _script(self, peer: Peer) -> None:
-        while True:
-            request = await peer.request()
-            if request.target == "/v1/chat/completions":
-                peer.send(SSE_HEAD + chunk(b'data: {"id":"1"}\n\n'))
-                await asyncio.wait(
-                    [asyncio.create_task(self.finish.wait()), asyncio.create_task(peer.end())],
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                peer.send(chunk(b"data: [DONE]\n\n") + LAST_CHUNK)
-            elif request.target in ("/ready", "/health"):
-                peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-            else:
-                peer.send(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
-
-
 @pytest.fixture
-async def streaming() -> AsyncIterator[Streaming]:
-    streaming = Streaming()
+async def streaming() -> AsyncIterator[Gated]:
+    """A replica whose streams do not end yet."""
+    streaming = Gated()
+    streaming.finish.clear()
     await streaming.upstream.start()
     yield streaming
     streaming.finish.set()
@@ -244,7 +268,7 @@ async def test_it_routes_and_says_where_it_listens(start: Started) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_lets_streams_end(number: signal.Signals, start: Started, streaming: Streaming) -> None:
+async def test_a_signal_lets_streams_end(number: signal.Signals, start: Started, streaming: Gated) -> None:
     router = await start(streaming.upstream.url)
     client = await start.stream(router)
     router.signal(number)
@@ -252,6 +276,7 @@ async def test_a_signal_lets_streams_end(number: signal.Signals, start: Started,
     assert await readyz(router) == (503, "draining")
     assert router.alive
     streaming.finish.set()
+    assert b'"usage"' in await client.chunk()
     assert await client.chunk() == b"data: [DONE]\n\n"
     assert await client.chunk() == b""
     assert await ended(router) == 0
@@ -260,7 +285,7 @@ async def test_a_signal_lets_streams_end(number: signal.Signals, start: Started,
     assert json.loads(next(line for line in log.splitlines() if '"cause"' in line))["cause"] == "done"
 
 
-async def test_the_delay_comes_before_the_port_is_closed(start: Started, streaming: Streaming) -> None:
+async def test_the_delay_comes_before_the_port_is_closed(start: Started, streaming: Gated) -> None:
     router = await start(streaming.upstream.url, "drain: {delay_s: 3600}")
     client = await start.client(router)
     router.signal(signal.SIGTERM)
@@ -270,7 +295,7 @@ async def test_the_delay_comes_before_the_port_is_closed(start: Started, streami
     assert await ended(router) == 0, "nothing was under way"
 
 
-async def test_the_end_of_the_grace_cuts_streams_and_says_so(start: Started, streaming: Streaming) -> None:
+async def test_the_end_of_the_grace_cuts_streams_and_says_so(start: Started, streaming: Gated) -> None:
     router = await start(streaming.upstream.url, "drain: {grace_s: 0.3}")
     clients = [await start.stream(router) for _ in range(2)]
     router.signal(signal.SIGTERM)
@@ -285,7 +310,7 @@ async def test_the_end_of_the_grace_cuts_streams_and_says_so(start: Started, str
     await eventually(lambda: all(peer.ended for peer in streaming.upstream.connections), "the engine is free")
 
 
-async def test_a_second_signal_stops_at_once(start: Started, streaming: Streaming) -> None:
+async def test_a_second_signal_stops_at_once(start: Started, streaming: Gated) -> None:
     router = await start(streaming.upstream.url)
     client = await start.stream(router)
     router.signal(signal.SIGTERM)
@@ -297,7 +322,7 @@ async def test_a_second_signal_stops_at_once(start: Started, streaming: Streamin
     assert "1 requests were cut off" in router.log.read_text()
 
 
-async def test_a_client_that_comes_while_it_stops_does_not_keep_it(start: Started, streaming: Streaming) -> None:
+async def test_a_client_that_comes_while_it_stops_does_not_keep_it(start: Started, streaming: Gated) -> None:
     router = await start(streaming.upstream.url)
     running = await start.stream(router)
     silent = await start.client(router)

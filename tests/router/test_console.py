@@ -6,7 +6,9 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -16,11 +18,12 @@ from policies.registry import parameters
 from sim.emulator import Emulator, EmulatorConfig
 from tests.fakes.process import Router, free_port, start_router
 from tests.fakes.waiting import until
+from tests.fakes.wire import LIMIT_S
 
 
 def console(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "router.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 async def test_replicas_and_sessions_of_a_running_router(tmp_path: Path) -> None:
@@ -39,7 +42,7 @@ async def test_replicas_and_sessions_of_a_running_router(tmp_path: Path) -> None
                     replicas = (await client.get(f"{router.admin_url}/replicas")).json()["replicas"]
                     return int(replicas[0]["in_flight"])
 
-                await until(in_flight, lambda count: count == 0, 10, "the request's end is counted")
+                await until(in_flight, lambda count: count == 0, LIMIT_S, "the request's end is counted")
             known = await asyncio.to_thread(console, "explain", "--session", "s", *at)
             as_json = await asyncio.to_thread(console, "explain", "--session", "s", *at, "--json")
         finally:
@@ -63,7 +66,7 @@ async def test_replicas_and_sessions_of_a_running_router(tmp_path: Path) -> None
 def router(tmp_path: Path) -> Iterator[Router]:
     """A router without a replica."""
     with Router([], tmp_path / "log") as router:
-        router.wait_ok(f"{router.admin_url}/livez", 20)
+        router.wait_ok(f"{router.admin_url}/livez", LIMIT_S)
         yield router
 
 
@@ -102,7 +105,10 @@ def test_policies_are_shown_and_switched(router: Router) -> None:
         (["policy", "set", "random", "=7"], "'=7' is not a parameter"),
         (["policy", "set", "random", "seed=1", "seed=2"], "the parameter 'seed' is given twice: leave one out"),
         (["policy", "shadow", "random", "seed=x"], "parameter 'seed' must be int"),
-        (["explain", "--session", "s", "--prompt-tokens", "many"], "must be a number of tokens, 0 or more, got 'many'"),
+        (
+            ["explain", "--session", "s", "--prompt-tokens", "many"],
+            "must be a number from 0 to 1000000000000, got",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_in_a_line(arguments: list[str], told: str, router: Router) -> None:
@@ -113,6 +119,33 @@ def test_what_cannot_be_is_told_in_a_line(arguments: list[str], told: str, route
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["replicas", "--admin", "localhost:8081"], "--admin 'localhost:8081' is not a URL: write it as in http://"),
+        (["replicas", "--cert-file", "c.pem"], "--cert-file and --key-file go together: give both, or neither"),
+        (["drain", "a", "--wait", "--timeout", "-1"], "--timeout must be 0 seconds or more, got -1"),
+        (["policy", "set"], "the following arguments are required: NAME\n"),
+    ],
+)
+def test_a_command_line_that_cannot_be_is_told(arguments: list[str], told: str) -> None:
+    done = console(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+
+
+def test_another_server_in_its_place_is_told_in_a_line() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever).start()
+        try:
+            done = console("replicas", "--admin", f"http://127.0.0.1:{other.server_port}")
+        finally:
+            other.shutdown()
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "/replicas: 501 Unsupported method" in done.stderr
+    assert done.stderr.endswith("is --admin its admin port?\n")
+
+
 def test_without_a_replica_there_is_nothing_to_explain(router: Router) -> None:
     done = console("explain", "--session", "s", "--admin", router.admin_url)
     assert (done.returncode, done.stdout) == (1, "")
@@ -120,7 +153,17 @@ def test_without_a_replica_there_is_nothing_to_explain(router: Router) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["replicas"], ["policy"], ["policy", "set", "random"], ["explain", "--session", "s"]]
+    "arguments",
+    [
+        ["replicas"],
+        ["policy"],
+        ["policy", "set", "random"],
+        ["explain", "--session", "s"],
+        ["sessions"],
+        ["drain", "a", "--wait"],
+        ["undrain", "a"],
+        ["reload"],
+    ],
 )
 def test_without_a_router_it_says_so_and_fails(arguments: list[str]) -> None:
     url = f"http://127.0.0.1:{free_port()}"

@@ -87,7 +87,7 @@ def test_splitting_says_that_others_are_under_way() -> None:
 def test_moving_from_a_home_that_is_not_in_the_table() -> None:
     request = Request(residents=(Resident(R3, 900, 900),))
     told = sentence(choice(R1, Reason.MOVED, OTHER), request)
-    assert told == "moves from r3 to r1: 0.2 s of queue and 6.9 s of prefill are expected there"
+    assert told == "moves from r3 to r1: 0.2 s of queue and 6.9 s of prefill there"
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,12 @@ def test_a_new_place_is_compared_with_the_next_best(reason: Reason, told: str) -
 
 def test_costs_that_are_no_seconds_are_not_called_so() -> None:
     scores = candidate(R1, blocks=-3.0), candidate(R2, blocks=-1.0)
-    told = sentence(choice(R1, Reason.SCORE, *scores), Request())
-    assert told == "goes to r1: the best sum of what its policy weighs; -3.00 there, -1.00 on r2"
+    chosen = choice(R1, Reason.SCORE, *scores)
+    chosen.unit = ""
+    told = "goes to r1: the best sum of what its policy weighs; -3.00 there, -1.00 on r2"
+    assert sentence(chosen, Request()) == told
+    chosen.unit = "blocks"
+    assert sentence(chosen, Request()) == told.replace("there", "blocks there").replace("-1.00", "-1.00 blocks")
 
 
 @pytest.mark.parametrize("reason", Reason)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+import resource
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -11,13 +12,19 @@ from policies.balancer import Balancer
 from policies.round_robin import RoundRobin
 from policies.types import Replica, State
 from router.ask import Asker
-from router.health import RETRY_UPWARD_S, STATEMENT_S, Health
+from router.health import Health
+from router.probes import RETRY_UPWARD_S, STATEMENT_S
 from router.proxy.upstream import Upstream
 from router.settings import HealthSettings
+from router.standing import Missing
 from tests.fakes.replica import SILENCE, FakeReplica, Reply
 from tests.fakes.wire import eventually
 
-SETTINGS = HealthSettings(interval_s=0.02, timeout_s=0.2, deep_interval_s=0.05, deep_timeout_s=1.5)
+# Quicker than the settings allow; and a fleet of one, in which the panic rule would use whatever is ejected.
+SETTINGS = HealthSettings(timeout_s=0.2, panic_share=0.0).model_copy(
+    update={"interval_s": 0.02, "deep_interval_s": 0.05, "deep_timeout_s": 0.5}
+)
+LogCapture = pytest.LogCaptureFixture
 SELDOM = SETTINGS.model_copy(update={"deep_interval_s": 3600.0})
 
 
@@ -129,7 +136,7 @@ async def test_failed_requests_eject_before_any_probe_does(watch: Watch) -> None
     watched = await watch(FakeReplica(ready=200), SELDOM.model_copy(update={"interval_s": 3600.0}))
     for _ in range(2):
         watched.health.failed(watched.replica, "connect")
-    watched.health.succeeded(watched.replica)
+    watched.health.answered(watched.replica, 200)
     for _ in range(2):
         watched.health.failed(watched.replica, "connect")
     assert watched.replica.state is State.READY
@@ -137,6 +144,52 @@ async def test_failed_requests_eject_before_any_probe_does(watch: Watch) -> None
     assert watched.replica.state is State.EJECTED
     assert watched.balancer.ready == ()
     assert watched.why == "3 requests in a row failed, the last by reset"
+
+
+async def test_it_is_on_trial_when_its_time_is_up_and_ready_once_it_answers(watch: Watch) -> None:
+    watched = await watch(FakeReplica(ready=200), SELDOM)
+    for _ in range(3):
+        watched.health.failed(watched.replica, "reset")
+    await watched.fake.asked_for("/ready", 4)
+    assert watched.replica.state is State.EJECTED, "though its probes pass"
+    watched.now += SELDOM.open_s
+    await watched.becomes(State.HALF_OPEN)
+    assert watched.balancer.ready == (watched.replica,)
+    watched.health.answered(watched.replica, 503)
+    assert watched.replica.state is State.HALF_OPEN, "a full queue speaks neither for it nor against it"
+    watched.health.answered(watched.replica, 200)
+    assert (watched.replica.state, watched.why) == (State.READY, "ready")
+
+
+@pytest.mark.parametrize("status", [200, 400, 404, 422, 429, 499, 501, 503, 505])
+async def test_answers_that_speak_of_the_request_or_of_a_queue_are_no_failures(status: int, watch: Watch) -> None:
+    watched = await watch(FakeReplica(ready=200), SELDOM)
+    for _ in range(100):
+        watched.health.answered(watched.replica, status)
+    assert watched.replica.state is State.READY
+
+
+@pytest.mark.parametrize("status", [500, 502, 504])
+async def test_errors_of_its_own_are(status: int, watch: Watch) -> None:
+    watched = await watch(FakeReplica(ready=200), SELDOM)
+    for _ in range(SELDOM.error_fail_after):
+        assert watched.replica.state is State.READY
+        watched.health.answered(watched.replica, status)
+    assert watched.replica.state is State.EJECTED
+    assert watched.why == f"5 requests in a row failed, the last by a {status}"
+
+
+async def test_an_operators_drain_outlives_probes_that_pass(watch: Watch) -> None:
+    watched = await watch(FakeReplica(ready=200), SELDOM)
+    watched.health.order(watched.replica, State.FINISHING, "drained by 10.0.0.9")
+    await watched.fake.asked_for("/ready", 4)
+    assert (watched.replica.state, watched.why) == (State.FINISHING, "drained by 10.0.0.9")
+    watched.fake.say("/ready", 500)
+    await watched.becomes(State.EJECTED)
+    watched.fake.say("/ready", 200)
+    await watched.becomes(State.FINISHING)
+    watched.health.order(watched.replica, None)
+    assert (watched.replica.state, watched.why) == (State.READY, "ready")
 
 
 async def test_a_replica_unwatched_may_still_be_told_of(watch: Watch) -> None:
@@ -163,6 +216,17 @@ async def test_an_older_engine_is_judged_by_health(watch: Watch) -> None:
     await watched.becomes(State.EJECTED)
 
 
+async def test_an_older_engine_is_on_trial_as_soon_as_its_time_is_up(watch: Watch) -> None:
+    """It is asked seldom while it is ready, and only then."""
+    watched = await watch(FakeReplica(ready=404, health=200), SELDOM)
+    await eventually(lambda: watched.health.probed)
+    for _ in range(SETTINGS.passive_fail_after):
+        watched.health.failed(watched.replica, "reset")
+    assert watched.replica.state is State.EJECTED
+    watched.now += SETTINGS.open_s
+    await watched.becomes(State.HALF_OPEN)
+
+
 async def test_an_older_engine_that_hangs(watch: Watch) -> None:
     watched = await watch(FakeReplica(health=200))
     await watched.serves_on("/health", 2)
@@ -170,7 +234,7 @@ async def test_an_older_engine_that_hangs(watch: Watch) -> None:
     await watched.fake.asked_for("/health")
     watched.now += STATEMENT_S
     await watched.becomes(State.EJECTED)
-    assert watched.why == "no answer to /health within 1.5 s: it generates nothing"
+    assert watched.why == "no answer to /health within 0.5 s: it generates nothing"
     watched.fake.say("/health", 200)
     await watched.becomes(State.READY)
 
@@ -264,6 +328,150 @@ async def test_a_failed_health_is_asked_again_so_that_ready_recovers(watch: Watc
     await fake.asked_for("/health", 2)
 
 
+# The panic rule
+
+
+class Fleet:
+    """Replicas of one Health, none of them probed: what is known of each is told by the test."""
+
+    def __init__(self, count: int, share: float = 0.5) -> None:
+        settings = HealthSettings(panic_share=share).model_copy(update={"interval_s": 1e6, "deep_interval_s": 1e6})
+        self.balancer = Balancer(RoundRobin())
+        self.now = 1000.0
+        self.health = Health(self.balancer, settings, lambda: self.now)
+        self.replicas = [Replica("abcdefgh"[i]) for i in range(count)]
+        asker = Asker(Upstream("http://127.0.0.1:1", connect_s=1, idle_s=1))
+        for replica in self.replicas:
+            self.balancer.join(replica, self.now)
+            self.health.watch(replica, asker)
+
+    def fail(self, *ids: str) -> None:
+        """Their requests fail."""
+        for replica in self._named(ids):
+            for _ in range(3):
+                self.health.failed(replica, "reset")
+
+    def probed(self, missing: Missing | None, *ids: str) -> None:
+        """Their probes fail so, or pass."""
+        for replica in self._named(ids):
+            watch = self.health._watches[replica]
+            for _ in range(3):
+                if missing is None:
+                    watch.standing.probe_passed(self.now)
+                else:
+                    watch.standing.probe_failed(str(missing), missing)
+            self.health.settle(watch)
+
+    def _named(self, ids: tuple[str, ...]) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.id in ids]
+
+    @property
+    def ready(self) -> str:
+        return "".join(replica.id for replica in self.balancer.ready)
+
+    async def stop(self) -> None:
+        for replica in self.replicas:
+            await self.health.forget(replica)
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Callable[..., Fleet]]:
+    made: list[Fleet] = []
+
+    def make(*arguments: object) -> Fleet:
+        made.append(Fleet(*arguments))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.stop()
+
+
+MakeFleet = Callable[..., Fleet]
+
+
+async def test_half_the_fleet_ejected_is_no_panic_and_more_is(fleet: MakeFleet, caplog: LogCapture) -> None:
+    caplog.set_level(logging.INFO, "warmroute.health")
+    four = fleet(4)
+    four.fail("a", "b")
+    assert (four.ready, four.health.panic) == ("cd", False)
+    four.fail("c")
+    assert (four.ready, four.health.panic) == ("abcd", True)
+    assert "panic: 1 of 4 replicas that do not drain are well, fewer than health.panic_share 0.5" in caplog.text
+    assert four.health.why(four.replicas[0]).startswith("panic: used although ejected: 3 requests in a row failed")
+    four.now += 5.0
+    four.probed(None, "a", "b")
+    assert four.ready == "abcd", "on trial is not well: it would take two requests at a time"
+    four.health.answered(four.replicas[0], 200)
+    assert (four.ready, four.health.panic) == ("abd", False), "b is on trial, c not yet"
+    assert four.replicas[1].state is State.HALF_OPEN
+    assert "no panic any more: 2 of 4" in caplog.text
+    assert [r.levelname for r in caplog.records if "panic" in r.message].count("INFO") == 1
+
+
+async def test_three_of_four_that_refuse_connections_stay_out(fleet: MakeFleet) -> None:
+    """Nobody listens there: a try would cost each request a refusal and the retry budget, and gain nothing."""
+    four = fleet(4)
+    four.probed(Missing.REFUSED, "a", "b", "c")
+    assert (four.ready, four.health.panic) == ("d", True)
+    four.probed(Missing.REFUSED, "d")
+    assert four.ready == ""
+
+
+async def test_those_that_answer_no_probe_are_used_only_when_there_is_nothing_else(fleet: MakeFleet) -> None:
+    four = fleet(4)
+    four.probed(Missing.NOTHING, "a", "b", "c")
+    assert four.ready == "d"
+    four.probed(Missing.NONSENSE, "a")
+    assert four.ready == "ad", "it answers, if nonsense"
+    four.probed(Missing.REFUSED, "d")
+    assert four.ready == "a"
+    four.probed(Missing.NOTHING, "a")
+    assert four.ready == "abc", "and never the one that refuses"
+
+
+async def test_an_overloaded_one_that_answers_requests_but_no_probes_is_used(fleet: MakeFleet) -> None:
+    four = fleet(4)
+    four.probed(Missing.NOTHING, "a", "b", "c")
+    four.health.succeeded(four.replicas[1])
+    four.health.settle(four.health._watches[four.replicas[1]])
+    assert four.ready == "bd"
+
+
+async def test_what_drains_is_neither_counted_nor_used(fleet: MakeFleet) -> None:
+    four = fleet(4)
+    for replica in four.replicas[:2]:
+        four.health._watches[replica].standing.probe_not_ready("503")
+        four.health.settle(four.health._watches[replica])
+    four.fail("c")
+    assert (four.ready, four.health.panic) == ("d", False), "one of two"
+    four.fail("d")
+    assert four.ready == "cd"
+
+
+@pytest.mark.parametrize(("count", "used"), [(1, "a"), (2, "b")])
+async def test_the_smallest_fleets(count: int, used: str, fleet: MakeFleet) -> None:
+    """One of two that fails is left to the other; the only one there is goes on being used."""
+    small = fleet(count)
+    small.fail("a")
+    assert small.ready == used
+
+
+async def test_the_rule_can_be_turned_off(fleet: MakeFleet) -> None:
+    four = fleet(4, 0.0)
+    four.fail("a", "b", "c", "d")
+    assert (four.ready, four.health.panic) == ("", False)
+
+
+async def test_one_that_leaves_may_end_the_panic(fleet: MakeFleet) -> None:
+    three = fleet(3)
+    three.fail("a", "b")
+    assert three.health.panic
+    await three.health.forget(three.replicas[0])
+    three.balancer.leave("a", three.now)
+    assert (three.ready, three.health.panic) == ("c", False)
+
+
 # The watch itself
 
 
@@ -274,3 +482,17 @@ async def test_the_end_of_a_watch_ends_its_probes(watch: Watch) -> None:
     await watched.health.forget(watched.replica)
     assert watched.health.probed, "nobody is left to wait for"
     await watched.health.forget(watched.replica)  # a second time does nothing
+
+
+async def test_a_router_without_descriptors_blames_no_replica(watch: Watch, caplog: LogCapture) -> None:
+    watched = await watch(FakeReplica(ready=Reply(200, b"", ["connection: close"])), SELDOM)
+    await watched.serves_on()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        refused = SETTINGS.fail_after + 2
+        await eventually(lambda: caplog.text.count("cannot probe replica r") >= refused, "probes find no descriptor")
+        assert watched.replica.state is State.READY
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    await watched.serves_on()

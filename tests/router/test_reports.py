@@ -20,7 +20,7 @@ from tests.fakes.recorder import Recorder
 from tests.fakes.replica import SILENCE, FakeReplica, Reply
 from tests.fakes.wire import eventually
 
-SETTINGS = ReportSettings(interval_s=0.02, timeout_s=0.2)
+SETTINGS = ReportSettings(timeout_s=0.5).model_copy(update={"interval_s": 0.02})
 
 
 class Polled:
@@ -229,7 +229,7 @@ async def test_an_engine_that_tells_nothing_is_left_alone_for_a_minute(
         (Reply(200, b"<html>"), "/v1/loads: not JSON"),
         (Reply(200, b'{"loads": [{}]}'), "/v1/loads: no counts in it"),
         (Reply(500), "/v1/loads says 500"),
-        (SILENCE, "load: no answer to /v1/loads within 0.2 s"),
+        (SILENCE, "load: no answer to /v1/loads within 0.5 s"),
         (Reply(200, b" " * (MAX_BYTES + 1)), "larger than 1048576 bytes"),
     ],
 )

@@ -88,7 +88,7 @@ def test_every_key_is_documented() -> None:
 
 
 def test_precedence(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write("port: 1\nhost: in-file\nadmin: {port: 2, host: in-file}\nlimits: {header_bytes: 10}")
+    file = write("port: 1\nhost: in-file\nadmin: {port: 2, host: in-file, open: true}\nlimits: {header_bytes: 10}")
     monkeypatch.setenv("WARMROUTE_PORT", "11")
     monkeypatch.setenv("WARMROUTE_ADMIN__PORT", "12")
     settings = load(file, {"port": 21})
@@ -244,6 +244,10 @@ def test_a_replica_may_have_a_name_and_a_weight(write: Write) -> None:
         ("retries: {tries: 0}", r"retries\.tries: .*greater than or equal to 1, got 0"),
         ("retries: {budget_share: .nan}", r"retries\.budget_share: .*finite number, got nan"),
         ("health: {deep_timeout_s: 1}", r"health\.deep_timeout_s: .*greater than 1, got 1"),
+        ("health: {interval_s: 0.000001}", r"health\.interval_s: .*greater than or equal to 0\.1, got 1e-06"),
+        ("health: {deep_interval_s: 0.5}", r"health\.deep_interval_s: .*greater than or equal to 1, got 0\.5"),
+        ("reports: {interval_s: 0.01}", r"reports\.interval_s: .*greater than or equal to 0\.1, got 0\.01"),
+        ("health: {open_s: 400}", r"health: open_s 400 is more than open_max_s 300, up to which it grows: raise"),
         ("limits: {body_bytes: 2, body_memory_bytes: 1}", r"limits: body_bytes 2 is more than body_memory_bytes 1"),
         ("log: {format: xml}", r"log\.format: .*'auto', 'json' or 'text', got 'xml'"),
         ("host: ''", r"host: .*at least 1 character, got ''"),
@@ -252,6 +256,12 @@ def test_a_replica_may_have_a_name_and_a_weight(write: Write) -> None:
         ("policy: {name: random, parameters: {sed: 1}}", r"policy random: unknown parameter 'sed'.*: seed"),
         ("policy: {name: random, parameters: {seed: x}}", r"policy random: parameter 'seed' must be int, got 'x'"),
         ("identity: {rules: [{header: x-request-id}]}", r"identity\.rules\[0\]\.header: 'x-request-id' changes with"),
+        ("limits: 4", r"limits: expected a mapping of keys, got 4"),
+        ("policy: {name: random, parameters: [1]}", r"policy\.parameters: expected a mapping of keys, got \[1\]"),
+        (
+            "admin_paths: {allow: [flush_cahce]}",
+            r"admin_paths\.allow: 'flush_cahce' is not refused anyway: name a path",
+        ),
         ("replicas: [{}]", r"replicas\.0\.url: Field required"),
         ("replicas: [1]", r"replicas\.0: .*got 1"),
         ("replicas: ['ftp://a']", r"replicas\.0: 'ftp://a' is not a replica's URL: write it as in http://10"),

@@ -15,50 +15,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from policies.registry import parameters
 from tests.fakes.client import RawClient, post
+from tests.fakes.gated import PROMPT_TOKENS, Gated
 from tests.fakes.process import Router, start_router
-from tests.fakes.upstream import LAST_CHUNK, SSE_HEAD, Peer, ScriptedUpstream, chunk, ok
 from tests.fakes.waiting import until
-from tests.fakes.wire import eventually
-
-PROMPT_TOKENS = 40_000
-
-
-class Replica:
-    """Answers chats with a stream that goes on until it is let go, and says what was cached."""
-
-    def __init__(self) -> None:
-        self.finish = asyncio.Event()
-        self.finish.set()
-        self.cached = 0
-        self.upstream = ScriptedUpstream(self._script)
-
-    async def _script(self, peer: Peer) -> None:
-        while True:
-            request = await peer.request()
-            if request.target == "/v1/chat/completions":
-                peer.send(SSE_HEAD + chunk(b'data: {"id":"1"}\n\n'))
-                ended = asyncio.create_task(peer.end())
-                await asyncio.wait(
-                    [asyncio.create_task(self.finish.wait()), ended], return_when=asyncio.FIRST_COMPLETED
-                )
-                ended.cancel()
-                usage = {
-                    "prompt_tokens": PROMPT_TOKENS,
-                    "completion_tokens": 20,
-                    "prompt_tokens_details": {"cached_tokens": self.cached},
-                }
-                peer.send(chunk(b'data: {"usage":%b}\n\n' % json.dumps(usage).encode()))
-                peer.send(chunk(b"data: [DONE]\n\n") + LAST_CHUNK)
-            elif request.target in ("/ready", "/health"):
-                peer.send(ok(b""))
-            else:
-                peer.send(ok(b"", status="404 Not Found"))
+from tests.fakes.wire import LIMIT_S, eventually
 
 
 @dataclass
 class Served:
     router: Router
-    replicas: dict[str, Replica]
+    replicas: dict[str, Gated]
     """By URL, which is their id."""
     admin: httpx.AsyncClient
     clients: list[RawClient] = field(default_factory=list)
@@ -71,7 +37,7 @@ class Served:
     async def chat(self, session: str, text: str = "hello") -> httpx.Headers:
         """One whole turn; the answer's headers."""
         body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": text}]}
-        async with httpx.AsyncClient(base_url=self.router.url, trust_env=False, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=self.router.url, trust_env=False, timeout=60) as client:
             answer = await client.post("/v1/chat/completions", json=body, headers={"x-session-affinity": session})
         assert answer.text.rstrip().endswith("data: [DONE]")
         return answer.headers
@@ -83,7 +49,7 @@ class Served:
             return dict((await self.admin.get(f"/sessions/{session}")).json())
 
         seen = await until(
-            asked, lambda seen: bool(seen.get("homes")) and not seen["homes"][0]["in_flight"], 10, "a home, idle"
+            asked, lambda seen: bool(seen.get("homes")) and not seen["homes"][0]["in_flight"], LIMIT_S, "a home, idle"
         )
         return str(seen["homes"][0]["replica"])
 
@@ -103,7 +69,7 @@ class Served:
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
     """A router that tells its choices, in front of three replicas."""
-    replicas = [Replica() for _ in range(3)]
+    replicas = [Gated() for _ in range(3)]
     for replica in replicas:
         await replica.upstream.start()
     config = tmp_path / "c.yaml"
@@ -153,7 +119,7 @@ async def test_a_switch_keeps_streams_homes_and_counters(served: Served) -> None
     assert (again["x-warmroute-replica"], again["x-warmroute-reason"]) == (home, "home")
     assert await served.home("streaming") == head.header("x-warmroute-replica"), "known though its end came later"
     assert await served.total("warmroute_choices_total") == 4, "counted through both switches"
-    assert await served.total("warmroute_in_flight_requests") == 0
+    await until(lambda: served.total("warmroute_in_flight_requests"), lambda count: count == 0, LIMIT_S, "all ended")
 
 
 async def test_a_switch_is_logged_once_with_old_new_and_who(served: Served) -> None:
@@ -231,7 +197,7 @@ async def test_bodies_are_looked_into_as_far_as_the_shadow_needs(served: Served)
     body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
     async def session_of(request_id: str) -> object:
-        async with httpx.AsyncClient(base_url=served.router.url, trust_env=False, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=served.router.url, trust_env=False, timeout=60) as client:
             await client.post("/v1/chat/completions", json=body, headers={"x-request-id": request_id})
         return (await asyncio.to_thread(served.router.entry, request_id)).get("session")
 
@@ -286,7 +252,15 @@ async def test_a_known_session_stays_and_is_as_long_as_its_home_last_held(served
     assert told["sentence"].startswith(f"stays on {home}: moving would cost ")
     assert " s of prefill" in told["sentence"]
     by_replica = {each["replica"]: each for each in told["candidates"]}
-    assert list(by_replica[home]["terms"]) == ["queue", "prefill", "neighbours", "arrivals", "crowding", "spread"]
+    assert list(by_replica[home]["terms"]) == [
+        "queue",
+        "prefill",
+        "neighbours",
+        "arrivals",
+        "crowding",
+        "spread",
+        "start",
+    ]
     assert by_replica[home]["terms"]["prefill"] < min(
         each["terms"]["prefill"] for url, each in by_replica.items() if url != home
     )
@@ -299,7 +273,7 @@ async def test_a_known_session_stays_and_is_as_long_as_its_home_last_held(served
 
 async def test_a_request_is_explained_as_it_would_be_sent(served: Served) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "tell me a long story " * 500}]}
-    async with httpx.AsyncClient(base_url=served.router.url, trust_env=False, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=served.router.url, trust_env=False, timeout=60) as client:
         sent = await client.post("/v1/chat/completions", json=body)
     told = (await served.admin.post("/explain", json=body)).raise_for_status().json()
     assert (told["replica"], told["reason"]) == (sent.headers["x-warmroute-replica"], "home"), "known by its beginning"
@@ -322,7 +296,7 @@ async def test_a_prompt_that_is_no_number_is_refused(served: Served) -> None:
     for given in ("x", "-1", "1.5", "", "1" * 13, "%C2%B2"):
         answer = await served.admin.get(f"/explain?session=s&prompt_tokens={given}")
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_query"), given
-        assert "prompt_tokens must be a number of tokens" in answer.json()["error"]["message"]
+        assert "prompt_tokens must be a number from 0 to" in answer.json()["error"]["message"]
 
 
 async def test_without_a_replica_the_refusal_is_that_of_a_request(tmp_path: Path) -> None:
@@ -346,7 +320,7 @@ async def test_regretted_prefill_is_counted_by_kind_and_reason(served: Served) -
     elsewhere = await until(
         lambda: served.total("warmroute_regretted_prefill_tokens_total", kind="elsewhere", reason="rotation"),
         lambda tokens: tokens >= 2 * (PROMPT_TOKENS - 1000),
-        10,
+        LIMIT_S,
         "two of three turns were recomputed",
     )
     assert elsewhere == 2 * (PROMPT_TOKENS - 1000)
@@ -365,7 +339,7 @@ async def test_what_is_believed_of_replicas_and_their_spread_are_told(served: Se
     streaming = await served.client()
     streaming.send(post("/v1/chat/completions", b"{}", "x-session-affinity: s"))
     assert (await streaming.head()).header("x-warmroute-replica") == home
-    dispersion = await until(lambda: served.total("warmroute_dispersion"), lambda value: value > 0, 10, "a sample")
+    dispersion = await until(lambda: served.total("warmroute_dispersion"), lambda value: value > 0, LIMIT_S, "a sample")
     assert dispersion == pytest.approx(2 / 3), "one of three runs one request: mean 1/3, variance 2/9"
     variance = await served.total("warmroute_spread_variance_seconds_total")
     assert 0 < variance < await served.total("warmroute_spread_mean_seconds_total")
@@ -375,7 +349,7 @@ async def test_what_is_believed_of_replicas_and_their_spread_are_told(served: Se
         pass
     # The log tells what was expected.
     line = await asyncio.to_thread(
-        served.router.wait_line, lambda line: '"reason":"home"' in line and '"cause":"done"' in line, 10
+        served.router.wait_line, lambda line: '"reason":"home"' in line and '"cause":"done"' in line, LIMIT_S
     )
     entry = json.loads(line)
     assert entry["resident_tokens"] >= 0

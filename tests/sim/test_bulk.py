@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sim import hardware
 from sim.hardware import CHUNK_TOKENS, Decode, Hardware, Prefill
+from sim.prefix_cache import HostWrite
 from sim.replica import Limits, Replica, Stage, Work
 
 PAGE = 64
@@ -39,6 +40,8 @@ ASKED = st.builds(
     st.integers(0, 3),
     st.none() | st.floats(0.01, 3.0),
 )
+LEAVES = st.none() | st.floats(0.01, 3.0)
+BURST = st.builds(Asked, st.floats(0.0, 0.2), st.integers(1, 900), st.integers(1, 700), st.integers(0, 3), LEAVES)
 
 
 def course(asked: list[Asked], times: Hardware, limits: Limits, *, bulk: bool) -> tuple[Replica, list[Work]]:
@@ -52,7 +55,7 @@ def course(asked: list[Asked], times: Hardware, limits: Limits, *, bulk: bool) -
         common = min(a.prompt // PAGE, 40)
         pages = [page + 1000 * a.stem for page in range(common)]
         pages += [(index + 1) * 1_000_000 + page for page in range(common, (a.prompt + a.output - 1) // PAGE)]
-        work = Work(pages, a.prompt, a.output)
+        work = Work(pages, a.prompt, a.output, 2000 * (index % 3))
         works.append(work)
         happens.append((now, 0, work))
         if a.aborted_after_s is not None:
@@ -68,35 +71,65 @@ def course(asked: list[Asked], times: Hardware, limits: Limits, *, bulk: bool) -
     return replica, works
 
 
-def same(asked: list[Asked], times: Hardware, limits: Limits) -> None:
+def same(asked: list[Asked], times: Hardware, limits: Limits) -> Replica:
     one, singly = course(asked, times, limits, bulk=False)
     other, bulk = course(asked, times, limits, bulk=True)
     for a, b in zip(singly, bulk, strict=True):
-        assert (b.stage, b.cached_tokens, b.host_tokens, b.prefilled_tokens, b.produced) == (
+        assert (b.stage, b.cached_tokens, b.host_tokens, b.prefilled_tokens, b.produced, b.recomputed) == (
             a.stage,
             a.cached_tokens,
             a.host_tokens,
             a.prefilled_tokens,
             a.produced,
+            a.recomputed,
         )
         for mine, its in ((a.started, b.started), (a.first_token, b.first_token), (a.finished, b.finished)):
             assert its == (mine if mine is None else pytest.approx(mine, rel=1e-9))
-    for name in ("finished", "aborted", "cached_tokens", "output_tokens", "prefill_tokens", "decode_steps"):
+    for name in COUNTS:
         assert getattr(other.totals, name) == getattr(one.totals, name)
     for name in ("prefill_seconds", "decode_seconds", "decode_batch_seconds"):
         assert getattr(other.totals, name) == pytest.approx(getattr(one.totals, name), rel=1e-9)
-    assert other.idle
-    assert other.cache.pinned_pages == other.cache.allocated_pages == 0
+    for replica in (one, other):
+        assert replica.idle
+        assert replica.cache.pinned_pages == replica.cache.allocated_pages == 0
+        assert replica.cache.copied_pages <= replica.cache.host_pages
+    assert other.cache.cached_pages == one.cache.cached_pages
+    assert other.cache.tree_pages == one.cache.tree_pages
+    return one
 
 
-@given(st.lists(ASKED, max_size=8), st.sampled_from([0, 60_000]))
-def test_the_same_course_with_the_engines_tables(asked: list[Asked], host_tokens: int) -> None:
-    same(asked, TIMES, Limits(50_000, PAGE, max_running=4, host_tokens=host_tokens))
+COUNTS = (
+    "finished",
+    "aborted",
+    "retracted",
+    "cached_tokens",
+    "output_tokens",
+    "prefill_tokens",
+    "refill_tokens",
+    "decode_steps",
+)
+
+
+@given(st.lists(ASKED, max_size=8), st.sampled_from([0, 60_000]), st.sampled_from(HostWrite))
+def test_the_same_course_with_the_engines_tables(asked: list[Asked], host_tokens: int, host_write: HostWrite) -> None:
+    same(asked, TIMES, Limits(50_000, PAGE, max_running=4, host_tokens=host_tokens, host_write=host_write))
 
 
 @given(st.lists(st.builds(Asked, st.floats(0, 3), st.integers(1, 320), st.integers(1, 300), st.just(0), st.none())))
 def test_the_same_course_over_the_bends_of_a_table(asked: list[Asked]) -> None:
     same(asked, KINKED, Limits(2_000, PAGE, max_running=3))
+
+
+@given(st.lists(BURST, max_size=14), st.sampled_from([0.0, 1.0]), st.sampled_from([KINKED, TIMES]), st.booleans())
+def test_the_same_course_when_kv_runs_out(asked: list[Asked], careful: float, times: Hardware, mixed: bool) -> None:
+    """Without conservativeness nothing is kept back for answers, so many are retracted."""
+    limits = Limits(2_500, PAGE, schedule_conservativeness=careful, mixed_chunk=mixed and times is KINKED)
+    same(asked, times, limits)
+
+
+@given(st.lists(ASKED, max_size=8))
+def test_the_same_course_with_mixed_chunks(asked: list[Asked]) -> None:
+    same(asked, replace(TIMES, accept_length=1.0), Limits(50_000, PAGE, max_running=4, mixed_chunk=True))
 
 
 def test_an_arrival_cuts_decoding_at_the_next_token() -> None:
@@ -128,7 +161,8 @@ def test_settling_shows_what_is_complete_and_changes_no_time() -> None:
         if replica is settled:
             replica.settle(TIMES.prefill.seconds(CHUNK_TOKENS, 0) * 1.1)
             assert work.prefilled_tokens == CHUNK_TOKENS
-        replica.advance(replica.next_time or 0.0)
+        for _ in range(2):  # what fills passes alone, and the last pass, into which others might come
+            replica.advance(replica.next_time or 0.0)
         assert work.stage is Stage.DECODE
         if replica is settled:
             for after in (0.1, 0.2):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim import hardware
-from sim.prefix_cache import PrefixCache
+from sim.prefix_cache import HostWrite, PrefixCache
 from sim.replica import Limits, Replica, Work
 
 SIZE = 5
@@ -20,13 +20,13 @@ def use(cache: PrefixCache, pages: list[int]) -> tuple[int, int]:
     node, found = cache.match(pages, len(pages))
     cache.pin(node)
     assert cache.allocate(len(pages) - found)
-    lowest, total = cache.match_host(node, found, pages, len(pages))
+    lowest, total = cache.match_host(node, pages, len(pages))
     if total > found:
         cache.load_back(lowest)
         cache.pin(lowest)
         cache.unpin(node)
         node = lowest
-    stored = cache.insert(pages, len(pages), len(pages) - total, node, total)
+    stored = cache.insert(pages, len(pages), len(pages) - total, node)
     cache.unpin(node)
     assert cache.allocated_pages == 0
     cache.pin(stored)
@@ -92,3 +92,56 @@ def test_the_host_holds_what_the_gpu_drops_and_takes_time_to_give_it_back() -> N
 def test_a_host_tier_smaller_than_the_gpu_is_refused() -> None:
     with pytest.raises(ValueError, match="at least capacity_pages 100, got 99"):
         PrefixCache(100, 99)
+
+
+def stored(cache: PrefixCache, name: int) -> list[int]:
+    pages = [name * 100 + page for page in range(SIZE)]
+    use(cache, pages)
+    return pages
+
+
+def test_what_was_stored_once_goes_when_the_policy_is_selective() -> None:
+    cache = PrefixCache(2 * SIZE, 2 * SIZE, HostWrite.WRITE_THROUGH_SELECTIVE)
+    once, twice = stored(cache, 1), stored(cache, 2)
+    assert cache.copied_pages == 0
+    stored(cache, 2)
+    assert cache.copied_pages == SIZE
+    for name in (3, 4):
+        stored(cache, name)
+    assert [cache.resident(pages, SIZE) for pages in (once, twice)] == [0, SIZE]
+    assert cache.cached_pages == 2 * SIZE
+
+
+def test_with_write_back_the_host_holds_what_the_gpu_dropped_and_nothing_else() -> None:
+    cache = PrefixCache(2 * SIZE, 3 * SIZE, HostWrite.WRITE_BACK)
+    pages = [stored(cache, name) for name in range(6)]
+    assert [cache.resident(p, SIZE) for p in pages] == [0, SIZE, SIZE, SIZE, SIZE, SIZE]
+    assert (cache.cached_pages, cache.copied_pages) == (2 * SIZE, 3 * SIZE)
+    # Written through, the host would have held what the GPU holds, too.
+    through = PrefixCache(2 * SIZE, 3 * SIZE)
+    for name in range(6):
+        stored(through, name)
+    assert [through.resident(p, SIZE) for p in pages] == [0, 0, 0, SIZE, SIZE, SIZE]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12), st.integers(0, 3)), max_size=60),
+    st.sampled_from([HostWrite.WRITE_BACK, HostWrite.WRITE_THROUGH_SELECTIVE]),
+    st.integers(1, 40),
+)
+def test_pages_add_up_whatever_the_policy(
+    operations: list[tuple[int, int, int]], host_write: HostWrite, host: int
+) -> None:
+    cache = PrefixCache(15, host, host_write)
+    for stem, length, fork in operations:
+        pages = [stem * 100 + page if page < 6 else 1000 * (fork + 1) + stem * 100 + page for page in range(length)]
+        resident = cache.resident(pages, length)
+        gpu, total = use(cache, pages)
+        assert gpu <= total <= resident
+        assert cache.resident(pages, length) == length
+        assert cache.pinned_pages == 0
+        assert cache.cached_pages <= 15
+        assert cache.copied_pages <= host
+        assert cache.tree_pages <= cache.cached_pages + cache.copied_pages
+    cache.clear()
+    assert cache.cached_pages == cache.tree_pages == cache.copied_pages == 0

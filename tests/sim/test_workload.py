@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gzip
-from itertools import islice
+import math
+from itertools import islice, pairwise
 from pathlib import Path
 from random import Random
+from statistics import fmean, stdev
 
 import pytest
 
 from sim import hardware
 from sim.workload import (
+    Breaks,
     Conversation,
     Forks,
+    Patience,
     Population,
+    Rate,
     RecordedWorkload,
     Synthetic,
     SyntheticWorkload,
@@ -21,6 +26,7 @@ from sim.workload import (
     Workload,
     arrivals,
     load_recorded,
+    open_arrivals,
 )
 
 PAGE = 256
@@ -85,6 +91,18 @@ def test_a_shared_fork_begins_with_its_parents_context_and_a_fresh_one_with_the_
             assert not fork.main
 
 
+def test_no_fork_outgrows_the_models_window() -> None:
+    """It begins with up to all of a parent that is near it, and no replica could hold what is beyond."""
+    forks = Forks(probability=0.2, shared=1.0, turns=30.0)
+    workload = RecordedWorkload(RECORDED, PAGE, 1, forks=forks)
+    longest = 0
+    for index in range(12):
+        for turn in islice(workload.session(index, initial=False).turns, 120):
+            for fork in turn.forks:
+                longest = max(longest, *(each.prompt_tokens for each in fork.turns), 0)
+    assert 0.7 * workload.most_tokens < longest <= workload.most_tokens
+
+
 def test_the_recording_is_what_its_source_says() -> None:
     """Means over the sessions that fit 262,144 tokens: about 95k in, 420 out, 97 % of a prompt shared with the last."""
     turns = [turn for s in RecordedWorkload(RECORDED, PAGE, 1).sessions for turn in s.turns]
@@ -106,6 +124,75 @@ def test_arrivals_come_in_order_and_at_the_rate_of_departures() -> None:
 def test_arrivals_stop_when_sessions_stay() -> None:
     found = list(arrivals(Population(live=7, session_seconds=float("inf")), Random(1), 1e6))
     assert len(found) == 7
+
+
+@pytest.mark.parametrize("cv", [1.0, 1.65, 0.5])
+def test_open_arrivals_come_at_their_rate_and_in_their_bursts(cv: float) -> None:
+    found = list(open_arrivals(Rate(2.0, cv), Random(1), 5_000.0))
+    times = [time for time, _, _ in found]
+    assert [index for _, index, _ in found] == list(range(len(found)))
+    assert not any(initial for _, _, initial in found)
+    assert len(times) == pytest.approx(10_000, rel=0.05)
+    gaps = [after - before for before, after in pairwise(times)]
+    assert stdev(gaps) / fmean(gaps) == pytest.approx(cv, rel=0.05)
+
+
+@pytest.mark.parametrize(("rate", "words"), [((0.0, 1.0), "per_s must be more than 0"), ((1.0, -1.0), "cv must be")])
+def test_rates_that_cannot_be_are_refused(rate: tuple[float, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Rate(*rate)
+
+
+def test_a_share_of_turns_has_clients_that_leave_and_nothing_else_changes(kind: str) -> None:
+    patient, other = WORKLOADS[kind](1), WORKLOADS[kind](1)
+    other.patience = Patience(0.2, 30.0)
+    before, after = ([t for i in range(60) for t in all_turns(w.session(i, initial=False))] for w in (patient, other))
+    assert {turn.patience_s for turn in before} == {math.inf}
+    assert {turn.patience_s for turn in after} == {30.0, math.inf}
+    assert sum(turn.patience_s == 30.0 for turn in after) / len(after) == pytest.approx(0.2, abs=0.03)
+    assert [(t.gap_s, t.pages, t.output_tokens) for t in before] == [(t.gap_s, t.pages, t.output_tokens) for t in after]
+
+
+def test_patience_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"abandon_share must be from 0 to 1, got 1\.5"):
+        Patience(1.5)
+    with pytest.raises(ValueError, match="patience_s must be more than 0 seconds and finite, got inf"):
+        Patience(0.5, math.inf)
+
+
+def test_breaks_rewrite_the_history_and_change_nothing_else() -> None:
+    def turns(breaks: Breaks) -> list[list[Turn]]:
+        workload = SyntheticWorkload(Synthetic(breaks=breaks, forks=Forks(probability=0.0)), PAGE, 1)
+        return [list(workload.session(index, initial=False).turns) for index in range(200)]
+
+    def kept(before: Turn, after: Turn) -> int:
+        """Leading tokens in common."""
+        pairs = zip(before.pages, after.pages, strict=False)
+        return PAGE * next((number for number, (a, b) in enumerate(pairs) if a != b), len(before.pages))
+
+    whole, broken = turns(Breaks(share=0.0)), turns(Breaks(share=0.1, head=0.5))
+    head = middle = total = 0
+    for plain, session in zip(whole, broken, strict=True):
+        assert [(t.gap_s, t.prompt_tokens, t.output_tokens) for t in plain] == [
+            (t.gap_s, t.prompt_tokens, t.output_tokens) for t in session
+        ]
+        for (_, plain_after), (before, after) in zip(pairwise(plain), pairwise(session), strict=True):
+            if after.prompt_tokens < before.prompt_tokens:
+                continue  # compacted
+            total += 1
+            if kept(before, after) < len(before.pages) * PAGE:
+                at_head = kept(before, after) <= 12_000
+                head += at_head
+                middle += not at_head
+                assert (after.fingerprint == before.fingerprint) or at_head
+            assert len(plain_after.pages) == len(after.pages)
+    assert (head + middle) / total == pytest.approx(0.1, abs=0.01)
+    assert head / (head + middle) == pytest.approx(0.5, abs=0.06)
+
+
+def test_breaks_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="share must be from 0 to 1, got -1"):
+        Breaks(share=-1)
 
 
 def test_a_session_lasts_about_as_long_as_reckoned() -> None:

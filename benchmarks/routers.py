@@ -1,0 +1,345 @@
+"""Several routers with one memory: what sessions see of it, and what it costs.
+
+The sessions of a trace of coding agents, each turn through a router drawn anew, as behind a balancer that knows
+nothing of sessions. They meet emulated replicas; prompts agree as far as the trace's blocks do. Prints a JSON line for
+each number of routers: `hit_rate` (of prompt tokens, as the replicas count them), `ttft_p50_s` and `ttft_p99_s` (of the
+emulated hardware), `failed`, and `moved` (turns that did not go where the turn before was). `--alone` adds lines of
+routers that share nothing, `--outage` stops the store's process for 5 seconds in the middle.
+
+Then what it costs: CPU of the router's process, before the stand-ins of `benchmarks.run`, with a store and without, in
+turn. `known`: each client keeps its session; `new`: every request is of a session of its own; `stream`: for each chunk.
+
+    python -m benchmarks.routers                                # three sessions of an excerpt
+    python -m benchmarks.routers --trace sessions.jsonl.gz --outage
+    python -m benchmarks.routers --routers 2 --no-cost
+
+It needs a Redis or Valkey as the tests do (`tests.store.servers`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import uvloop
+
+from benchmarks import fleet, load, processes, run
+from benchmarks.peers import URLS
+from sim import traces
+from sim.emulator.tokens import UNIT
+from sim.traces import Session, Step
+from tests.fakes.process import free_port
+from tests.store.servers import NEEDED, Server, binaries
+
+TRACE = Path(__file__).parent.parent / "tests/sim/data/claude_code.jsonl"
+MOST_TOKENS = 100_000
+"""Sessions are cut before a longer prompt: the client, too, wants a core."""
+GAP_CAP_S = 30.0
+"""Of the time between two turns, seconds of the emulated hardware."""
+SPREAD_S = 60.0
+"""Over which sessions begin, likewise."""
+OUTAGE_S = 5.0
+REPEATS = 3
+COST_S = 6.0
+SHAPES = {"known": "small", "new": "small", "stream": "stream"}
+
+
+@dataclass(slots=True)
+class Seen:
+    """Of one run."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    ttft_s: list[float] = field(default_factory=list)
+    failed: int = 0
+    moved: int = 0
+
+
+def sessions_of(path: Path, most: int, turns: int) -> list[Session]:
+    """So many, evenly taken, each with so many turns at most. Raises ValueError when the trace has none that fits."""
+    found = []
+    for session in traces.load(path).sessions:
+        short = [step for step in session.steps[:turns] if step.prompt_tokens <= MOST_TOKENS]
+        if len(short) > 1:
+            found.append(Session(session.name, tuple(short)))
+    if not found:
+        raise ValueError(f"{path} has no session of two prompts below {MOST_TOKENS:,} tokens: give another trace")
+    return found[:: max(1, len(found) // most)][:most]
+
+
+@cache
+def _block(name: int, tokens: int) -> str:
+    return Random(name).randbytes(tokens * UNIT // 2).hex()
+
+
+def prompt(session: str, turn: int, step: Step, block_tokens: int) -> str:
+    """Text that agrees with that of other steps as far as their blocks do, and then is of this one alone."""
+    text = "".join(_block(name, block_tokens) for names in step.blocks for name in names)
+    rest = step.prompt_tokens * UNIT - len(text)
+    return text + Random(f"{session} {turn}").randbytes(max(0, rest) // 2).hex()
+
+
+@contextmanager
+def routers(number: int, urls: Sequence[str], store: str, folder: Path) -> Iterator[dict[str, int]]:
+    """Their URLs and process ids, while they run."""
+    config = folder / "config.json"
+    replicas = [{"id": f"r{n}", "url": url} for n, url in enumerate(urls)]
+    config.write_text(json.dumps({"replicas": replicas, "response_headers": True, **sharing(store)}))
+    with ExitStack() as stack:
+        started, admin_ports = {}, []
+        for n in range(number):
+            port, admin_port = free_port(), free_port()
+            command = [sys.executable, "-m", "router.cli", "serve", "--config", str(config)]
+            command += ["--port", str(port), "--admin-port", str(admin_port)]
+            with (folder / f"router-{n}.log").open("wb") as log:
+                process = processes.start(command, output=log, errors=log)
+            stack.callback(processes.stop, process)
+            started[f"http://127.0.0.1:{port}"] = process.pid
+            admin_ports.append(admin_port)
+        for admin_port in admin_ports:
+            _wait_ready(f"http://127.0.0.1:{admin_port}/readyz", folder)
+        yield started
+
+
+def sharing(store: str) -> dict[str, Any]:
+    """Settings of a router that shares through this store, or nothing."""
+    return {"identity": {"secret": "of the benchmark"}, "store": {"url": store}} if store else {}
+
+
+def _wait_ready(url: str, folder: Path) -> None:
+    end = time.monotonic() + processes.START_S
+    while time.monotonic() < end:
+        try:
+            if httpx.get(url, trust_env=False, timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(fleet.POLL_S)
+    raise SystemExit(f"a router was not ready; what they say is in {folder}")
+
+
+async def play(urls: Sequence[str], sessions: Sequence[Session], block_tokens: int, scale: float) -> Seen:
+    """All sessions, each at its own pace. `scale` is wall-clock seconds for each of the emulated hardware."""
+    seen = Seen()
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(timeout=60, limits=limits, trust_env=False) as client:
+
+        async def have(number: int, session: Session) -> None:
+            chance = Random(session.name)
+            home = ""
+            await asyncio.sleep(SPREAD_S * scale * number / len(sessions))
+            for turn, step in enumerate(session.steps):
+                await asyncio.sleep(min(step.gap_s, GAP_CAP_S) * scale)
+                text = prompt(session.name, turn, step, block_tokens)
+                try:
+                    replica = await _ask(client, chance.choice(urls), session.name, text, step, seen, scale)
+                except (httpx.HTTPError, ValueError) as error:
+                    print(f"{session.name}, turn {turn}: {error!r}", file=sys.stderr)
+                    seen.failed += 1
+                    continue
+                seen.moved += home not in ("", replica)
+                home = replica
+
+        await asyncio.gather(*(have(number, session) for number, session in enumerate(sessions)))
+    return seen
+
+
+async def _ask(
+    client: httpx.AsyncClient, url: str, session: str, text: str, step: Step, seen: Seen, scale: float
+) -> str:
+    body = {"model": "emulated", "stream": True, "max_tokens": max(1, step.output_tokens), "ignore_eos": True}
+    body |= {"stream_options": {"include_usage": True}, "messages": [{"role": "user", "content": text}]}
+    began, first, usage, done = time.monotonic(), 0.0, None, False
+    headers = {"x-session-affinity": session}
+    async with client.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
+        answer.raise_for_status()
+        async for line in answer.aiter_lines():
+            if not line:
+                continue
+            first = first or time.monotonic()
+            done = line == "data: [DONE]"
+            if '"usage":{' in line:
+                usage = json.loads(line.removeprefix("data: "))["usage"]
+    if not done or usage is None:
+        raise ValueError("the stream did not end well")
+    seen.ttft_s.append((first - began) / scale)
+    seen.prompt_tokens += usage["prompt_tokens"]
+    seen.cached_tokens += usage["prompt_tokens_details"]["cached_tokens"]
+    return answer.headers["x-warmroute-replica"]
+
+
+async def interrupted(server: Server, after_s: float) -> None:
+    """Stop the store's process for a while."""
+    await asyncio.sleep(after_s)
+    server.pause()
+    try:
+        await asyncio.sleep(OUTAGE_S)
+    finally:
+        server.resume()
+
+
+def compare(args: argparse.Namespace, server: Server, folder: Path) -> None:
+    """Print a line for each number of routers."""
+    sessions = sessions_of(args.trace, args.sessions, args.turns)
+    block_tokens = traces.load(args.trace).block_tokens
+    scale = 1.0 / args.speed
+    runs = [(number, alone) for number in args.routers for alone in (False, True)[: 1 + (args.alone and number > 1)]]
+    for number, alone in runs:
+        options = ["--time-scale", str(scale), "--page-size", "16"]
+        server.ask("FLUSHALL")
+        store = "" if alone else server.url
+        with fleet.emulators(args.replicas, *options) as replicas, routers(number, replicas, store, folder) as started:
+
+            async def all_of_it(urls: Sequence[str] = tuple(started), alone: bool = alone) -> Seen:
+                outage = None
+                if args.outage and not alone:
+                    outage = asyncio.create_task(interrupted(server, SPREAD_S * scale * 0.75))
+                seen = await play(urls, sessions, block_tokens, scale)
+                if outage is not None:
+                    await outage
+                return seen
+
+            began = time.monotonic()
+            seen = uvloop.run(all_of_it())
+            wall_s = time.monotonic() - began
+        ordered = sorted(seen.ttft_s)
+        row = {
+            "routers": number,
+            "shared": not alone,
+            "outage_s": OUTAGE_S if args.outage and not alone else 0,
+            "sessions": len(sessions),
+            "requests": len(ordered) + seen.failed,
+            "hit_rate": round(seen.cached_tokens / max(1, seen.prompt_tokens), 4),
+            "ttft_p50_s": round(statistics.median(ordered), 3),
+            "ttft_p99_s": round(ordered[int(0.99 * (len(ordered) - 1))], 3),
+            "failed": seen.failed,
+            "moved": seen.moved,
+            "wall_s": round(wall_s, 1),
+        }
+        print(json.dumps(row), flush=True)
+
+
+# Cost
+
+
+class _New(load.Session):
+    """Every turn is of a session that nobody has seen."""
+
+    _numbers = count()
+
+    def _next_turn(self) -> None:
+        self._request = self._plan.request(f"new-{next(self._numbers)}")
+        super()._next_turn()
+
+
+async def _push(plan: load.Plan, new: bool) -> load.Tally:
+    """Closed-loop load, as `benchmarks.load` makes it."""
+    tally = load.Tally()
+    end_ns = time.monotonic_ns() + int(plan.seconds * 1e9)
+    loop = asyncio.get_running_loop()
+    session = _New if new else load.Session
+
+    async def client(number: int) -> None:
+        request = plan.request(f"known-{number}")
+        while time.monotonic_ns() < end_ns:
+            _, protocol = await loop.create_connection(
+                lambda: session(plan, request, tally, end_ns), plan.host, plan.port
+            )
+            await protocol.closed
+
+    await asyncio.gather(*(client(number) for number in range(plan.concurrency)))
+    return tally
+
+
+def cost_us(row: str, store: str, folder: Path) -> float:
+    """CPU of a fresh router's process: microseconds for each request, or chunk under `stream`."""
+    shape = run.SHAPES[SHAPES[row]]
+    stream = row == "stream"
+    concurrency = int(shape.load[shape.load.index("--concurrency") + 1])
+    size = int(shape.load[shape.load.index("--body-kb") + 1]) * 1024
+    chunks = int(shape.backend[shape.backend.index("--chunks") + 1])
+    backend = run.start_backend(shape.backend)
+    try:
+        with routers(1, URLS, store, folder) as started:
+            [(url, process)] = started.items()
+            port = int(url.rpartition(":")[2])
+            plan = load.Plan(
+                host="127.0.0.1",
+                port=port,
+                path="/v1/chat/completions",
+                stream=stream,
+                chunks=chunks,
+                concurrency=concurrency,
+                seconds=COST_S,
+                body_bytes=size,
+                ramp_s=0.0,
+                session_header="x-session-affinity",
+            )
+            before = processes.cost(process)
+            tally = uvloop.run(_push(plan, row == "new"))
+            after = processes.cost(process)
+    finally:
+        processes.stop(backend)
+    if tally.failed or tally.broken_streams:
+        raise SystemExit(f"{row}: {tally.failed} failed, {tally.broken_streams} broken")
+    return 1e6 * (after.cpu_s - before.cpu_s) / (len(tally.transit_ns) if stream else tally.done)
+
+
+def costs(server: Server, folder: Path, repeats: int) -> None:
+    """Print a line for each row: the median with and without, and their ratio."""
+    for row in SHAPES:
+        found: dict[str, list[float]] = {"": [], server.url: []}
+        for _ in range(repeats):
+            for store, values in found.items():
+                server.ask("FLUSHALL")
+                values.append(cost_us(row, store, folder))
+        own, shared = (statistics.median(values) for values in found.values())
+        unit = "chunk" if row == "stream" else "request"
+        line = {"cost": row, f"us_per_{unit}": round(own, 1), f"us_per_{unit}_shared": round(shared, 1)}
+        print(json.dumps({**line, "ratio": round(shared / own, 2), "repeats": repeats}), flush=True)
+
+
+def main() -> None:
+    cli = argparse.ArgumentParser(description="Several routers with one memory.")
+    numbers = [1, 2, 4]
+    cli.add_argument("--routers", type=lambda text: [int(n) for n in text.split(",")], default=numbers)
+    cli.add_argument("--trace", type=Path, default=TRACE, help="any that `warmroute sim` plays; default: an excerpt")
+    cli.add_argument("--sessions", type=int, default=48, help="at most so many of it (default: %(default)s)")
+    cli.add_argument("--turns", type=int, default=8, help="at most, of each (default: %(default)s)")
+    cli.add_argument("--replicas", type=int, default=4, help="default: %(default)s")
+    cli.add_argument("--speed", type=float, default=5.0, help="emulated seconds per second (default: %(default)s)")
+    cli.add_argument("--outage", action="store_true", help=f"the store stands still for {OUTAGE_S:g} s in the middle")
+    cli.add_argument("--alone", action="store_true", help="also routers that share nothing")
+    cli.add_argument("--no-cost", action="store_true")
+    cli.add_argument("--repeats", type=int, default=REPEATS, help="of costs (default: %(default)s)")
+    args = cli.parse_args()
+    found = binaries()
+    if not found:
+        raise SystemExit(NEEDED)
+    server = Server(next(iter(found.values())))
+    server.start()
+    try:
+        with tempfile.TemporaryDirectory(prefix="warmroute-routers-") as folder:
+            compare(args, server, Path(folder))
+            if not args.no_cost:
+                costs(server, Path(folder), args.repeats)
+    finally:
+        server.remove()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Grafana dashboards as code. `make dashboards` writes the JSON beside this from it."""

@@ -1,0 +1,210 @@
+"""The KV gate: when the live sessions do not fit, some wait as a whole, so that the others keep their caches.
+
+It acts only when three things are seen at once: what waits waits long, as computing again takes a good part of the
+fleet's time, and the live sessions' contexts exceed what the caches hold. Then sessions are let in by a limit in tokens
+of context. The limit is what the fleet was seen to stand: it falls while the fleet drowns, rises while it does not, and
+is never below what fits. See docs/decisions/0017-admission.md for the measurements behind the constants.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from policies.admission.line import Held, Line
+from policies.admission.pressure import Pressure
+from policies.admission.room import Ticket
+from policies.admission.tenures import Tenures
+from policies.balancer import Balancer
+from policies.types import Request
+
+LOOK_S = 1.0
+"""Between two looks at the fleet."""
+
+LONGEST_LOOK_S = 10.0
+"""A longer time without a look counts as this: a driver that stood still has seen nothing meanwhile."""
+
+CONTROL_S = 30.0
+"""Between two changes of the limit: half of the time over which pressure is averaged."""
+
+FITS = 0.8
+"""Share of the caches' tokens that live contexts may take in any case: the rest is what ended sessions leave behind,
+and what is uneven between replicas."""
+
+DROWNING, CALM = 0.4, 0.1
+"""Of `Pressure.ratio`: above the one the limit falls, below the other it rises."""
+
+AGAIN = 0.15
+"""Of `Pressure.again`: less is not what makes others wait."""
+
+FALL, RISE = 0.92, 1.0005
+"""Steps of the limit: each time that it is changed, and each second."""
+
+LEAST_TENURE_S = 300.0
+"""A session that was let in is not sent back sooner for another: fetching it back costs a cold prefill."""
+
+EXCHANGE_S = 30.0
+"""Between two exchanges for each replica, so that they do not come in a burst: each costs some seconds of prefill."""
+
+MOST_EXCHANGES = 4.0
+"""At one look, saved up while nobody was due."""
+
+OPEN_S = 120.0
+"""With nobody held for so long, the gate opens."""
+
+
+class Gate:
+    """Of one router."""
+
+    def __init__(self, balancer: Balancer, max_hold_s: float) -> None:
+        self.line = Line(max_hold_s)
+        self.tenures = Tenures(balancer.directory)
+        self.pressure = Pressure()
+        self.active = False
+        self.activations = 0
+        self.exchanges = 0
+        """Tenures ended for a session that had waited `max_hold_s`."""
+        self.sent_back = 0
+        """Tenures ended as the fleet drowned."""
+        self.capacity_tokens = 0
+        """Of the caches of the replicas that are ready, as the engines tell. As of the last count."""
+        self.limit_tokens = 0.0
+        """Of the contexts of those let in."""
+        self._balancer = balancer
+        self._looked_at = self._control_at = -inf
+        self._credit = 0.0
+        """Exchanges that may be made."""
+        self._crowded_at = 0.0
+
+    @property
+    def held(self) -> int:
+        """Sessions that wait."""
+        return len(self.line)
+
+    @property
+    def admitted(self) -> int:
+        """Sessions that have been let in; 0 while it does not act."""
+        return len(self.tenures.all())
+
+    def passes(self, request: Request, now: float) -> bool:
+        """Whether the request may go on: its session has been let in, or it names none."""
+        key, tenures = request.key, self.tenures
+        if key is None or not request.turn or tenures.of(key) is not None:
+            return True
+        tenure = tenures.of(request.parent)
+        if tenure is None and not self.line and self._fits(request.prompt_tokens):
+            tenure = tenures.let_in(key if request.parent is None else request.parent, request.prompt_tokens, now)
+        if tenure is None:
+            return False
+        tenures.join(key, tenure)
+        return True
+
+    def look(self, now: float) -> list[Ticket]:
+        """To be called about once a second: watch, decide, and say whose sessions have been let in."""
+        passed = now - self._looked_at
+        if passed < LOOK_S:
+            return []
+        self._looked_at = now
+        self.pressure.look(self._balancer, now)
+        drowning = self._drowns()
+        if not self.active:
+            if drowning and now >= self._control_at:
+                self._control_at = now + CONTROL_S
+                self._begin(now)
+            return []
+        self.line.forget_absent(now)
+        if self.line:
+            self._crowded_at = now
+        elif now - self._crowded_at > OPEN_S:
+            return self.open()
+        if now >= self._control_at:
+            self._control_at = now + CONTROL_S
+            self._control(drowning, now)
+        return self._let_in(min(passed, LONGEST_LOOK_S), now)
+
+    def open(self) -> list[Ticket]:
+        """Act no more. The tickets of all that were held."""
+        self.active = False
+        self.tenures.clear()
+        return self.line.clear()
+
+    # The limit
+
+    def _drowns(self) -> bool:
+        return self.pressure.ratio > DROWNING and self.pressure.again > AGAIN
+
+    def _begin(self, now: float) -> None:
+        """Act, if the live sessions do not fit: all of them have been let in, and the limit is set below them."""
+        # Those used longest ago are let in first: among equals they are the first to go.
+        live = self.tenures.live(now)
+        self.capacity_tokens = self._capacity()
+        if not self.capacity_tokens or sum(live.values()) <= FITS * self.capacity_tokens:
+            return
+        self.active = True
+        self.activations += 1
+        self._crowded_at = now
+        self.tenures.begin(live, now)
+        self.limit_tokens = self.tenures.tokens
+        self._fall(now)
+
+    def _capacity(self) -> int:
+        """0 when an engine has not told its own: nothing is known to be too much then."""
+        sizes = [max(r.cache.gpu_tokens or 0, r.cache.host_tokens or 0) for r in self._balancer.ready]
+        return sum(sizes) if all(sizes) else 0
+
+    def _control(self, drowning: bool, now: float) -> None:
+        """Count what has been let in, and move the limit."""
+        self.capacity_tokens = self._capacity()
+        self.tenures.count(now)
+        if drowning and self.capacity_tokens:
+            self._fall(now)
+        self.limit_tokens = max(self.limit_tokens, FITS * self.capacity_tokens)
+
+    def _fall(self, now: float) -> None:
+        """Lower the limit, and send sessions back until it is kept to: cold ones first, then new ones."""
+        tenures = self.tenures
+        self.limit_tokens = max(FALL * min(self.limit_tokens, tenures.tokens), FITS * self.capacity_tokens)
+        for tenure in sorted(tenures.all(), key=lambda tenure: (tenures.is_warm(tenure, now), -tenure.since)):
+            if tenures.tokens <= self.limit_tokens:
+                return
+            tenures.send_back(tenure)
+            self.sent_back += 1
+
+    # Letting in
+
+    def _let_in(self, passed: float, now: float) -> list[Ticket]:
+        """Sessions whose turn it is and that fit; and those that have waited for the longest in the place of others."""
+        tickets: list[Ticket] = []
+        present = self.line.present(now)
+        if present and self.pressure.ratio < CALM:
+            self.limit_tokens *= RISE**passed
+        for key, held in present:
+            if not self._fits(held.tokens):
+                break
+            tickets += self._admit(key, held, now)
+        self._credit = min(self._credit + passed * len(self._balancer.ready) / EXCHANGE_S, MOST_EXCHANGES)
+        while self._credit >= 1.0 and (overdue := self.line.overdue(now)) is not None and self._exchange(now):
+            self._credit -= 1.0
+            tickets += self._admit(*overdue, now)
+        return tickets
+
+    def _fits(self, tokens: int) -> bool:
+        if self.tenures.full:
+            return False
+        return not self.tenures or self.tenures.tokens + tokens <= self.limit_tokens
+
+    def _exchange(self, now: float) -> bool:
+        """End the longest tenure, if it is long enough."""
+        longest = min(self.tenures.all(), key=lambda tenure: tenure.since, default=None)
+        if longest is None or now - longest.since < LEAST_TENURE_S:
+            return False
+        self.tenures.send_back(longest)
+        self.exchanges += 1
+        return True
+
+    def _admit(self, key: bytes, held: Held, now: float) -> list[Ticket]:
+        self.line.let_in(key, now)
+        # A sub-agent's sub-agent may have been in the line for itself when its parent was let in with another.
+        tenure = self.tenures.of(key) or self.tenures.let_in(key, held.tokens, now)
+        for ticket in held.tickets:
+            self.tenures.join(ticket.request.key, tenure)
+        return list(held.tickets)

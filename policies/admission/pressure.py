@@ -1,0 +1,68 @@
+"""Whether the fleet drowns: what it waits, and how much of its time goes into computing again what it had.
+
+Past a number of live sessions the caches do not hold them, each turn computes its whole context anew, and that takes
+the time in which others would have had theirs. Operating systems met the same with pages (Denning, "Thrashing: its
+causes and prevention", 1968): the working sets did not fit, the share of time that faults took told it, and the remedy
+was to let fewer programs run.
+
+All of it is read from counts that the Balancer keeps anyway, about once a second.
+"""
+
+from __future__ import annotations
+
+from math import exp
+
+from policies.balancer import Balancer
+
+TAU_S = 60.0
+"""Over which all is averaged: longer than a burst, shorter than a fleet takes to go under."""
+
+
+class Pressure:
+    """Moving averages over the fleet."""
+
+    def __init__(self) -> None:
+        self.wait_s = 0.0
+        """From placing to the first token beyond the request's own prefill, mean: by Little's law, those that wait over
+        those that begin a second."""
+        self.cold_s = 0.0
+        """To compute the typical context anew, on an idle replica."""
+        self.again = 0.0
+        """Share of the replicas' time that goes into computing again what one of them had."""
+        self._at: float | None = None
+        self._opened = self._pending = self._regretted = 0
+        self._prefilled = 0.0
+        self._weight = self._own = self._waiting = self._begun = self._running = self._tokens = self._lost = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """How much the mean wait for others is of a cold prefill. At 1 a cache spares nobody any time."""
+        return self.wait_s / self.cold_s if self.cold_s > 0.0 else 0.0
+
+    def look(self, balancer: Balancer, now: float) -> None:
+        """Take in what has happened since the last look."""
+        ready = balancer.ready
+        pending, prefilled = balancer.pending, balancer.prefilled_s
+        regret = balancer.regret
+        regretted = sum(regret.elsewhere.values()) + sum(regret.evicted.values())
+        opened, last = balancer.leases, self._at
+        begun = opened - self._opened - (pending - self._pending)
+        lost, own = regretted - self._regretted, prefilled - self._prefilled
+        self._at, self._opened, self._pending = now, opened, pending
+        self._regretted, self._prefilled = regretted, prefilled
+        if last is None or now <= last or not ready:
+            return
+        passed = now - last
+        keep = exp(-passed / TAU_S)
+        self._weight = self._weight * keep + passed
+        self._waiting = self._waiting * keep + pending * passed
+        self._begun = self._begun * keep + max(0, begun)
+        self._running = self._running * keep + balancer.in_flight * passed
+        self._tokens = self._tokens * keep + balancer.in_flight_tokens * passed
+        self._lost = self._lost * keep + max(0, lost)
+        self._own = self._own * keep + max(0.0, own)
+        self.wait_s = max(0.0, self._waiting - self._own) / max(1.0, self._begun)
+        typical = self._tokens / self._running if self._running > 0.0 else 0.0
+        self.cold_s = sum([replica.speed.prefill_s(int(typical), 0) for replica in ready]) / len(ready)
+        a_token = self.cold_s / typical if typical > 0.0 else 0.0
+        self.again = self._lost / self._weight * a_token / len(ready)

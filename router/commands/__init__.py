@@ -1,0 +1,1 @@
+"""The commands of `warmroute`, a module for each noun: its parsers, and what they run."""

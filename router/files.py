@@ -1,0 +1,79 @@
+"""Certificates, keys and tokens in files: read anew when a file has changed, without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+log = logging.getLogger("warmroute.files")
+
+CHECK_S = 5.0
+"""Between two looks at the files. Kubernetes itself takes a minute to bring a changed Secret to a pod."""
+
+_Signature = tuple[tuple[int, int, int] | None, ...]
+
+
+class Files:
+    """Watches what was read from files. A half-changed set of files is an error that the next change mends."""
+
+    def __init__(self) -> None:
+        self._watched: dict[str, tuple[Sequence[str], Callable[[], None], _Signature]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, what: str, files: Sequence[str], reload: Callable[[], None]) -> None:
+        """Watch what was just read from files, by what it is called in the log. Watched once, the last time counts.
+
+        `reload` reads them again; it raises ValueError, and what was in force stays.
+        """
+        self._watched[what] = files, reload, _signature(files)
+
+    def start(self) -> None:
+        """Begin to look now and then, in the running loop."""
+        self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._again)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def check(self) -> None:
+        """Read anew what has changed since it was read."""
+        for what, (files, reload, before) in list(self._watched.items()):
+            signature = _signature(files)
+            if signature == before:
+                continue
+            self._watched[what] = files, reload, signature
+            try:
+                reload()
+            except ValueError as error:
+                log.error("%s changed, and cannot be used, so what was read before stays in force: %s", what, error)
+            else:
+                log.info("%s changed, and was read anew", what)
+
+    def _again(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._again)
+        self.check()
+
+
+def text_of(file: str) -> str:
+    """What is in a text file. Raises ValueError naming the file and the remedy."""
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"{file!r}: {getattr(error, 'strerror', None) or error}: give a readable text file") from None
+
+
+def _signature(files: Sequence[str]) -> _Signature:
+    """Changes when a file is written, or a link on its path leads elsewhere."""
+    found: list[tuple[int, int, int] | None] = []
+    for file in files:
+        try:
+            seen = os.stat(file)
+        except OSError:
+            found.append(None)
+        else:
+            found.append((seen.st_mtime_ns, seen.st_ino, seen.st_size))
+    return tuple(found)

@@ -1,0 +1,85 @@
+"""What the core learns from answers: only what the engine itself said or showed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from policies.types import Replica
+from tests.fakes.client import get, post
+from tests.fakes.proxied import Proxied
+from tests.fakes.upstream import LAST_CHUNK, SSE_HEAD, Peer, always, chunk, ok
+from tests.fakes.wire import eventually
+from tests.proxy.conftest import Warm
+from tests.proxy.test_streams import PIECE
+
+USAGE = {"prompt_tokens": 50_000, "completion_tokens": 400, "prompt_tokens_details": {"cached_tokens": 1_000}}
+WHOLE = ok(json.dumps({"choices": [], "usage": USAGE}).encode(), "Content-Type: application/json")
+EVENTS = [b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n', b"data: %b\n\n" % json.dumps({"usage": USAGE}).encode()]
+BODY = json.dumps({"messages": [{"role": "user", "content": "x" * 2_000}], "stream": True}).encode()
+SESSION = "Modal-Session-Id: s"
+
+
+async def streaming(peer: Peer) -> None:
+    while True:
+        await peer.request()
+        peer.send(SSE_HEAD + b"".join(map(chunk, EVENTS)) + chunk(b"data: [DONE]\n\n") + LAST_CHUNK)
+
+
+async def _asked(router: Proxied, request: bytes, status: int = 200) -> Replica:
+    client = await router.client()
+    client.send(request)
+    assert (await client.answer()).status == status
+    replica = router.replica("a")
+    await eventually(lambda: replica.in_flight == 0, "the lease is given back")
+    return replica
+
+
+def _observations(replica: Replica) -> tuple[int, int]:
+    return replica.speed.prefills, replica.speed.decodes
+
+
+async def test_a_stream_teaches_speeds_and_a_whole_answer_does_not(warm: Warm) -> None:
+    """Its first byte comes with its last: 400 tokens in no time, after a prefill that took as long as they did."""
+    router = await warm(streaming, policy="session_affinity")
+    assert _observations(await _asked(router, post("/v1/chat/completions", BODY, SESSION))) == (1, 1)
+    router = await warm(always(WHOLE), policy="session_affinity")
+    replica = await _asked(router, post("/v1/chat/completions", BODY, SESSION))
+    assert _observations(replica) == (0, 0)
+    assert replica.cache.held_tokens == 50_400
+
+
+@pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found", "422 Unprocessable Entity", "429 Too Many"])
+async def test_a_prompt_that_the_engine_refused_is_not_resident(warm: Warm, status: str) -> None:
+    router = await warm(always(ok(b'{"error":{}}', status=status)), policy="session_affinity")
+    replica = await _asked(router, post("/v1/chat/completions", BODY, SESSION), int(status[:3]))
+    assert (replica.cache.held_tokens, replica.pending, replica.pending_s) == (0, 0, 0.0)
+    assert _observations(replica) == (0, 0)
+
+
+async def test_what_is_no_turn_is_not_resident(warm: Warm) -> None:
+    router = await warm(always(ok(b'{"data":[]}')), policy="session_affinity")
+    assert (await _asked(router, get("/v1/models", SESSION))).cache.held_tokens == 0
+
+
+async def test_a_slow_reader_says_nothing_of_the_engine(warm: Warm) -> None:
+    async def gushing(peer: Peer) -> None:
+        await peer.request()
+        peer.send(SSE_HEAD + chunk(EVENTS[0]))
+        for _ in range(400):
+            peer.send(chunk(PIECE))
+            await peer.drain()
+        peer.send(chunk(EVENTS[1]) + chunk(b"data: [DONE]\n\n") + LAST_CHUNK)
+
+    router = await warm(gushing, policy="session_affinity")
+    client = await router.client()
+    client.transport.pause_reading()
+    client.send(post("/v1/chat/completions", BODY, SESSION))
+    await eventually(lambda: any(d.paused_since is not None for d in router.proxy.downstreams), "the client lags")
+    client.transport.resume_reading()
+    assert (await client.answer()).status == 200
+    replica = router.replica("a")
+    await eventually(lambda: replica.in_flight == 0, "the lease is given back")
+    assert replica.cache.held_tokens == 50_400
+    assert _observations(replica) == (0, 0)
