@@ -25,7 +25,7 @@ from tests.store.servers import Server
 REPLICAS = 4
 TIME_SCALE = 0.02
 FIRST_TOKENS, TURN_TOKENS = 6_000, 500
-"""Of a session's first prompt, and what each turn adds: enough for another replica to be no choice."""
+"""Of a session's first prompt, and what each turn adds."""
 PAGE_TOKENS = 16
 CHAT = "/v1/chat/completions"
 THERE = "the store is there"
@@ -117,6 +117,8 @@ class Several:
         self._config = folder / "config.yaml"
         tree = {
             "replicas": [{"id": f"r{number}", "url": url} for number, url in enumerate(replicas)],
+            # What is known decides here: how long others wait there, on a machine busy with other things, does not.
+            "policy": {"name": "session_affinity", "parameters": {"hysteresis_s": 600}},
             "response_headers": True,
             "identity": {"secret": "the same for all"},
             # On a machine that is busy with other things a claim may take longer than the default allows.

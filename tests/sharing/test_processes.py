@@ -73,9 +73,6 @@ async def test_turns_reach_their_home_through_whichever_router(pair: tuple[Route
 
 async def test_a_killed_routers_sessions_are_at_home_through_the_other(pair: tuple[Router, Router]) -> None:
     doomed, other = pair
-    serving = named("serving", 8)
-    for _ in range(6):  # by then it knows how fast these replicas are: 50 times as fast as it takes them for
-        await asyncio.gather(*(session.turn(other.port) for session in serving))
     ports = {"now": doomed.port}
     sessions = named("doomed", 16)
     load = Load(sessions, lambda _: ports["now"])
