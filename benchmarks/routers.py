@@ -52,6 +52,8 @@ GAP_CAP_S = 30.0
 """Of the time between two turns, seconds of the emulated hardware."""
 SPREAD_S = 60.0
 """Over which sessions begin, likewise."""
+FIRST_BLOCKS, MESSAGE_BLOCKS = 4, 64
+"""Of a trace's blocks: in the user's first message, and in each after it."""
 OUTAGE_S = 5.0
 REPEATS = 3
 COST_S = 6.0
@@ -86,11 +88,24 @@ def _block(name: int, tokens: int) -> str:
     return Random(name).randbytes(tokens * UNIT // 2).hex()
 
 
-def prompt(session: str, turn: int, step: Step, block_tokens: int) -> str:
-    """Text that agrees with that of other steps as far as their blocks do, and then is of this one alone."""
-    text = "".join(_block(name, block_tokens) for names in step.blocks for name in names)
-    rest = step.prompt_tokens * UNIT - len(text)
-    return text + Random(f"{session} {turn}").randbytes(max(0, rest) // 2).hex()
+def messages(session: str, turn: int, step: Step, block_tokens: int) -> list[dict[str, str]]:
+    """A conversation that agrees with others as far as their blocks do, and ends with what is of this turn alone.
+
+    As an agent's: a system prompt, the user's first message, and then what only grows.
+    """
+    system, *parts = step.blocks if len(step.blocks) > 1 else ((), *step.blocks)
+    names = [name for part in parts for name in part]
+    first, later = names[:FIRST_BLOCKS], names[FIRST_BLOCKS:]
+    told = [("system", list(system)), ("user", first)]
+    for number, at in enumerate(range(0, len(later), MESSAGE_BLOCKS)):
+        told.append((("assistant", "user")[number % 2], later[at : at + MESSAGE_BLOCKS]))
+    written = [
+        {"role": role, "content": "".join(_block(name, block_tokens) for name in blocks)}
+        for role, blocks in told
+        if blocks
+    ]
+    rest = step.prompt_tokens * UNIT - sum(len(each["content"]) for each in written)
+    return [*written, {"role": "user", "content": Random(f"{session} {turn}").randbytes(max(UNIT, rest) // 2).hex()}]
 
 
 @contextmanager
@@ -144,9 +159,9 @@ async def play(urls: Sequence[str], sessions: Sequence[Session], block_tokens: i
             await asyncio.sleep(SPREAD_S * scale * number / len(sessions))
             for turn, step in enumerate(session.steps):
                 await asyncio.sleep(min(step.gap_s, GAP_CAP_S) * scale)
-                text = prompt(session.name, turn, step, block_tokens)
+                told = messages(session.name, turn, step, block_tokens)
                 try:
-                    replica = await _ask(client, chance.choice(urls), session.name, text, step, seen, scale)
+                    replica = await _ask(client, chance.choice(urls), session.name, told, step, seen, scale)
                 except (httpx.HTTPError, ValueError) as error:
                     print(f"{session.name}, turn {turn}: {error!r}", file=sys.stderr)
                     seen.failed += 1
@@ -159,10 +174,16 @@ async def play(urls: Sequence[str], sessions: Sequence[Session], block_tokens: i
 
 
 async def _ask(
-    client: httpx.AsyncClient, url: str, session: str, text: str, step: Step, seen: Seen, scale: float
+    client: httpx.AsyncClient,
+    url: str,
+    session: str,
+    told: list[dict[str, str]],
+    step: Step,
+    seen: Seen,
+    scale: float,
 ) -> str:
     body = {"model": "emulated", "stream": True, "max_tokens": max(1, step.output_tokens), "ignore_eos": True}
-    body |= {"stream_options": {"include_usage": True}, "messages": [{"role": "user", "content": text}]}
+    body |= {"stream_options": {"include_usage": True}, "messages": told}
     began, first, usage, done = time.monotonic(), 0.0, None, False
     headers = {"x-session-affinity": session}
     async with client.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
