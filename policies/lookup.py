@@ -56,7 +56,7 @@ def look_up(directory: Directory, request: Request, now: float) -> Found:
     if branch is not None:
         request.concurrent = branch.open > 0
         request.prompt_tokens = int(request.estimate_tokens * branch.ratio)
-        found.forks = request.concurrent or _goes_back(branch, request.prompt_tokens)
+        found.forks = request.concurrent or goes_back(branch, request.prompt_tokens)
     elif branches:
         if not any(other.open for other in branches):
             homes = [home.replica for other in branches for home in other.homes]
@@ -88,7 +88,7 @@ def unsure(directory: Directory, key: bytes | None, blocks: Sequence[int], now: 
     return 2 * shared(known, chain) <= links(known)
 
 
-def _goes_back(branch: Branch, prompt_tokens: int) -> bool:
+def goes_back(branch: Branch, prompt_tokens: int) -> bool:
     """Whether the prompt is so much shorter than the branch that it is no turn of it.
 
     As a main thread's that comes back after a fork, which began while it was idle, has gone on as if it were the main

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from policies.directory import Branch, Directory, condense, links, shared
 from policies.lease import Lease
+from policies.lookup import goes_back
 from policies.residency import Home
 from policies.types import Choice, Replica, Request
 
@@ -115,12 +116,23 @@ def stale(note: Note, replica: Replica) -> bool:
 
 
 def _branch(directory: Directory, note: Note, now: float) -> Branch:
-    """The branch that a note is of; a new one when it is of none that is known."""
+    """The branch that a note is of; a new one when it is of none that is known.
+
+    The one whose last request begins as the note's does. Where none does, that tells little: clients write what changes
+    with every turn before what was said, as Claude Code its billing line. Then as of a request that comes here: the
+    latest that is idle, unless the note goes back behind it; else one under way, whose earlier turn this may be.
+    """
+    alike = [
+        branch
+        for branch in directory.branches(note.key, now)
+        if branch.fork is note.fork and (not note.fingerprint or branch.fingerprint in (0, note.fingerprint))
+    ]
     best, most = None, -1
-    for branch in directory.branches(note.key, now):
-        if (note.fingerprint and branch.fingerprint not in (0, note.fingerprint)) or branch.fork is not note.fork:
-            continue
+    for branch in alike:
         common = shared(branch.chain, note.chain)
         if common > most and 2 * common >= min(links(branch.chain), links(note.chain)):
             best, most = branch, common
+    if best is None:
+        idle = (branch for branch in alike if not branch.open and not goes_back(branch, note.tokens))
+        best = next(idle, None) or next((branch for branch in alike if branch.open), None)
     return best if best is not None else Branch(note.key, note.fingerprint, note.chain, now, fork=note.fork)
