@@ -4,7 +4,9 @@ The sessions of a trace of coding agents, each turn through a router drawn anew,
 nothing of sessions. They meet emulated replicas; prompts agree as far as the trace's blocks do. Prints a JSON line for
 each number of routers: `hit_rate` (of prompt tokens, as the replicas count them), `ttft_p50_s` and `ttft_p99_s` (of the
 emulated hardware), `failed`, and `moved` (turns that did not go where the turn before was). `--alone` adds lines of
-routers that share nothing, `--outage` stops the store's process for 5 seconds in the middle.
+routers that share nothing. `--outage` stops the store's process for 5 seconds in the middle; `recovered_s` is how long
+it then took until every router was in touch with it and had told all it knew. `store_ops_per_s` and `store_mib` are
+what the store was asked for, on average, and the memory that it took, by its own INFO.
 
 Then what it costs: CPU of the router's process, before the stand-ins of `benchmarks.run`, with a store and without, in
 turn. `known`: each client keeps its session; `new`: every request is of a session of its own; `stream`: for each chunk.
@@ -55,6 +57,7 @@ SPREAD_S = 60.0
 FIRST_BLOCKS, MESSAGE_BLOCKS = 4, 64
 """Of a trace's blocks: in the user's first message, and in each after it."""
 OUTAGE_S = 5.0
+OPS, MEMORY = "total_commands_processed", "used_memory"
 REPEATS = 3
 COST_S = 6.0
 SHAPES = {"known": "small", "new": "small", "stream": "stream"}
@@ -69,6 +72,15 @@ class Seen:
     ttft_s: list[float] = field(default_factory=list)
     failed: int = 0
     moved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A router's process."""
+
+    url: str
+    admin_url: str
+    pid: int
 
 
 def sessions_of(path: Path, most: int, turns: int) -> list[Session]:
@@ -109,13 +121,13 @@ def messages(session: str, turn: int, step: Step, block_tokens: int) -> list[dic
 
 
 @contextmanager
-def routers(number: int, urls: Sequence[str], store: str, folder: Path) -> Iterator[dict[str, int]]:
-    """Their URLs and process ids, while they run."""
+def routers(number: int, urls: Sequence[str], store: str, folder: Path) -> Iterator[list[Started]]:
+    """So many, while they run."""
     config = folder / "config.json"
     replicas = [{"id": f"r{n}", "url": url} for n, url in enumerate(urls)]
     config.write_text(json.dumps({"replicas": replicas, "response_headers": True, **sharing(store)}))
     with ExitStack() as stack:
-        started, admin_ports = {}, []
+        started = []
         for n in range(number):
             port, admin_port = free_port(), free_port()
             command = [sys.executable, "-m", "router.cli", "serve", "--config", str(config)]
@@ -123,10 +135,9 @@ def routers(number: int, urls: Sequence[str], store: str, folder: Path) -> Itera
             with (folder / f"router-{n}.log").open("wb") as log:
                 process = processes.start(command, output=log, errors=log)
             stack.callback(processes.stop, process)
-            started[f"http://127.0.0.1:{port}"] = process.pid
-            admin_ports.append(admin_port)
-        for admin_port in admin_ports:
-            _wait_ready(f"http://127.0.0.1:{admin_port}/readyz", folder)
+            started.append(Started(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", process.pid))
+        for each in started:
+            _wait_ready(f"{each.admin_url}/readyz", folder)
         yield started
 
 
@@ -203,14 +214,32 @@ async def _ask(
     return answer.headers["x-warmroute-replica"]
 
 
-async def interrupted(server: Server, after_s: float) -> None:
-    """Stop the store's process for a while."""
+async def interrupted(server: Server, started: Sequence[Started], after_s: float) -> float:
+    """Stop the store's process for a while. Seconds until all routers are over it."""
     await asyncio.sleep(after_s)
     server.pause()
     try:
         await asyncio.sleep(OUTAGE_S)
     finally:
         server.resume()
+    back = time.monotonic()
+    end = back + processes.START_S
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        for each in started:
+            while True:
+                store = (await client.get(f"{each.admin_url}/overview")).raise_for_status().json()["store"]
+                if store["up"] and not store["untold"]:
+                    break
+                if time.monotonic() > end:
+                    raise SystemExit(f"{each.admin_url} is not over the outage after {processes.START_S:g} s: {store}")
+                await asyncio.sleep(fleet.POLL_S)
+    return time.monotonic() - back
+
+
+def info(server: Server) -> dict[str, int]:
+    """What the store counts."""
+    told = server.ask("INFO")
+    return {name: int(told[name]) for name in (OPS, MEMORY)}
 
 
 def compare(args: argparse.Namespace, server: Server, folder: Path) -> None:
@@ -225,23 +254,23 @@ def compare(args: argparse.Namespace, server: Server, folder: Path) -> None:
         store = "" if alone else server.url
         with fleet.emulators(args.replicas, *options) as replicas, routers(number, replicas, store, folder) as started:
 
-            async def all_of_it(urls: Sequence[str] = tuple(started), alone: bool = alone) -> Seen:
-                outage = None
-                if args.outage and not alone:
-                    outage = asyncio.create_task(interrupted(server, SPREAD_S * scale * 0.75))
-                seen = await play(urls, sessions, block_tokens, scale)
-                if outage is not None:
-                    await outage
-                return seen
+            async def all_of_it(
+                started: Sequence[Started] = started, outage: bool = args.outage and not alone
+            ) -> tuple[Seen, float | None]:
+                playing = play([each.url for each in started], sessions, block_tokens, scale)
+                if not outage:
+                    return await playing, None
+                return await asyncio.gather(playing, interrupted(server, started, SPREAD_S * scale * 0.75))
 
-            began = time.monotonic()
-            seen = uvloop.run(all_of_it())
-            wall_s = time.monotonic() - began
+            began, before = time.monotonic(), info(server)
+            seen, recovered_s = uvloop.run(all_of_it())
+            wall_s, after = time.monotonic() - began, info(server)
         ordered = sorted(seen.ttft_s)
         row = {
             "routers": number,
             "shared": not alone,
-            "outage_s": OUTAGE_S if args.outage and not alone else 0,
+            "outage_s": 0 if recovered_s is None else OUTAGE_S,
+            "recovered_s": recovered_s and round(recovered_s, 1),
             "sessions": len(sessions),
             "requests": len(ordered) + seen.failed,
             "hit_rate": round(seen.cached_tokens / max(1, seen.prompt_tokens), 4),
@@ -249,6 +278,8 @@ def compare(args: argparse.Namespace, server: Server, folder: Path) -> None:
             "ttft_p99_s": round(ordered[int(0.99 * (len(ordered) - 1))], 3),
             "failed": seen.failed,
             "moved": seen.moved,
+            "store_ops_per_s": round((after[OPS] - before[OPS]) / wall_s, 1),
+            "store_mib": round((after[MEMORY] - before[MEMORY]) / 2**20, 2),
             "wall_s": round(wall_s, 1),
         }
         print(json.dumps(row), flush=True)
@@ -295,9 +326,8 @@ def cost_us(row: str, store: str, folder: Path) -> float:
     chunks = int(shape.backend[shape.backend.index("--chunks") + 1])
     backend = run.start_backend(shape.backend)
     try:
-        with routers(1, URLS, store, folder) as started:
-            [(url, process)] = started.items()
-            port = int(url.rpartition(":")[2])
+        with routers(1, URLS, store, folder) as [router]:
+            port = int(router.url.rpartition(":")[2])
             plan = load.Plan(
                 host="127.0.0.1",
                 port=port,
@@ -310,9 +340,9 @@ def cost_us(row: str, store: str, folder: Path) -> float:
                 ramp_s=0.0,
                 session_header="x-session-affinity",
             )
-            before = processes.cost(process)
+            before = processes.cost(router.pid)
             tally = uvloop.run(_push(plan, row == "new"))
-            after = processes.cost(process)
+            after = processes.cost(router.pid)
     finally:
         processes.stop(backend)
     if tally.failed or tally.broken_streams:
