@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-ACL = "~PREFIX:* +evalsha +eval +time +hgetall +hset +hdel +hlen +hexists +pexpire +xadd +xread +xrevrange +set +get"
+ACL = (
+    "~PREFIX:* +evalsha +eval +time +hgetall +hset +hdel +hlen +hexists +pexpire "
+    "+xadd +xread +xrevrange +xtrim +set +get"
+)
 """All that a user needs, with the prefix in place."""
 ACL_CLUSTER = "+cluster|slots +command"
 """In a cluster besides."""

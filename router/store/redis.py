@@ -41,6 +41,9 @@ MAX_CONNECTIONS = 8
 MAX_HEARING = 4
 MAX_WAIT_S = 5.0
 """Longest wait of one `hear`: a connection that is dead without a sign is noticed after it."""
+KEPT_MS = 10_000
+"""Messages are kept for so long: who has not read for longer asks for each session. With thousands of turns a second
+they are large, and their number alone is no bound of memory."""
 MAX_HEARD = 200
 """Messages in one answer, of up to 70 kB."""
 
@@ -94,7 +97,7 @@ class RedisStore:
             first.append(("HSET", controls, *(each for item in kept.items() for each in item)))
         if taken_back := [name for name, value in message.controls.items() if value is None]:
             first.append(("HDEL", controls, *taken_back))
-        said = _run(SAY, self._under + "messages", MAX_MESSAGES, wire.encode_message(message, encoded))
+        said = _run(SAY, self._under + "messages", MAX_MESSAGES, KEPT_MS, wire.encode_message(message, encoded))
         if first and self._address.kind == "cluster":
             # Its nodes have no common order: who hears of something must find it there.
             await self._do(first)

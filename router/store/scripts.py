@@ -84,7 +84,9 @@ if last then
   ms = math.max(ms, tonumber(before))
 end
 local id = string.format('%.0f-%.0f', ms, number + 1)
-return redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], id, 'm', ARGV[2])
+redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], id, 'm', ARGV[3])
+redis.call('XTRIM', KEYS[1], 'MINID', string.format('%.0f-0', ms - ARGV[2]))
 """
 )
-"""How many to keep, message. Messages are numbered without a gap, so that a reader sees when some are missing."""
+"""How many to keep, for how many milliseconds, message. They are numbered without a gap, so that a reader sees when
+some are missing."""

@@ -134,6 +134,20 @@ async def test_messages_are_heard_although_the_clock_went_back(start: Start) -> 
         assert [message.sender for message in (await hear_all(store, silent.cursor)).messages] == ["b"]
 
 
+async def test_messages_are_kept_for_as_long_as_somebody_may_still_read_them(start: Start) -> None:
+    server = start()
+    async with opened(server.url) as one, opened(server.url) as other:
+        with server.admin() as admin:
+            seconds, _ = admin.time()
+            for age_s, number in ((3600, 1), (60, 2), (5, 3)):
+                admin.xadd("warmroute:1:messages", {"m": b""}, id=f"{(seconds - age_s) * 1000}-{number}")
+            cursor = f"{(seconds - 3600) * 1000}-1"
+            await one.tell(Message("one"))
+            assert admin.xlen("warmroute:1:messages") == 2
+        heard = await hear_all(other, cursor)
+        assert ([message.sender for message in heard.messages], heard.lost) == (["one"], True)
+
+
 async def test_a_server_that_has_forgotten_the_scripts_is_given_them_anew(shared_server: Server) -> None:
     async with opened(shared_server.url, prefix="scripts") as store:
         for key in range(3):
