@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
@@ -116,7 +117,7 @@ class Sharing:
         """Homes that were proposed, and came to nothing."""
         self._loads: dict[str, Own] = {}
         """As last told."""
-        self._whole_at = 0.0
+        self._whole_at = -math.inf
         self._cursor = ""
         self._epoch = ""
         self._gap_at = 0.0
@@ -131,7 +132,7 @@ class Sharing:
     # Life
 
     async def start(self) -> None:
-        """Reach the store, within `timeout_s`, and hear of orders given before; then go on by oneself."""
+        """Reach the store, within `timeout_s` for each question, hear of orders given before; then go on by oneself."""
         self._balancer.on_home = self.tell
         self._gap_at = self._clock()
         try:
@@ -264,9 +265,10 @@ class Sharing:
                 await self._wake.wait()
         self._wake.clear()
         self.others.fade()
-        if not self.up:
+        if self.up:
+            await self._tell_some()
+        else:
             await self._reach()
-        await self._tell_some()
         if self._untold:
             self._wake.set()
         await asyncio.sleep(TELL_S)
@@ -342,7 +344,7 @@ class Sharing:
     # The store's own state
 
     async def _reach(self) -> None:
-        """Ask a store that was away. Raises StoreError and TimeoutError."""
+        """Ask a store that was away, and tell it all: one that takes nothing is none. StoreError, TimeoutError."""
         async with asyncio.timeout(self.timeout_s):
             await self._check_epoch()
             if not self._cursor:
@@ -351,6 +353,8 @@ class Sharing:
         if self.orders is not None:
             wanted = {**controls, **self._untold_orders}  # what was taken back here, and not told yet, is no order
             self.orders.reconcile({name: value for name, value in wanted.items() if value is not None})
+        self._whole_at = -math.inf
+        await self._tell_some()
         self.up, self.why, self._late, self._ask_at = True, "", 0, 0.0
         log.info("the store is there: sessions are shared with %d other routers", len(self.others))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,9 @@ class Faulty:
         self.store = store
         self.refuses = False
         self.hangs = False
+        self.read_only = False
+        self.told = 0
+        """Times that it was told something, or was to be."""
 
     async def _pass(self) -> None:
         if self.refuses:
@@ -37,7 +41,10 @@ class Faulty:
         return await self.store.claim(note)
 
     async def tell(self, message: Message) -> None:
+        self.told += 1
         await self._pass()
+        if self.read_only:
+            raise StoreError("read only")
         await self.store.tell(message)
 
     async def restore(self, notes: Sequence[Note]) -> None:
@@ -201,6 +208,25 @@ async def test_a_store_that_refuses_costs_no_request_and_hears_all_later(store: 
         faulty.refuses = False
         await eventually(lambda: one.sharing.up, "it is back")
         await eventually(lambda: all(home(other, s) == r for s, r in placed.items()), "what was placed is told")
+
+
+async def test_a_store_that_may_be_read_only_is_away_and_said_to_be_once(
+    store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    faulty = Faulty(store)
+    with caplog.at_level(logging.INFO, "warmroute.store"):
+        async with sites(faulty) as (one,):
+            faulty.read_only, before = True, faulty.told
+            await eventually(lambda: faulty.told >= before + 4, "it has been tried again and again")
+            assert (one.sharing.up, one.sharing.why) == (False, "read only")
+            faulty.read_only = False
+            await eventually(lambda: one.sharing.up, "it is back")
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.partition(":")[0] for text in said] == [
+        "the store is there",
+        "the store does not do its work (tell)",
+        "the store is there",
+    ]
 
 
 async def test_a_store_that_hangs_is_waited_for_a_few_times_only(store: MemoryStore) -> None:

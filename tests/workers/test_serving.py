@@ -9,7 +9,8 @@ from tests.control.test_metrics import total
 from tests.fakes.waiting import until
 from tests.workers.manned import Manned, worker_of
 
-TURNS = 60
+TURNS = 24
+"""All fit the cache of one replica, which says that each has 40,000 tokens."""
 
 
 async def test_both_serve_and_are_told_of_as_one(manned: Manned) -> None:
