@@ -19,6 +19,7 @@ from policies.balancer import Balancer
 from policies.directory import Directory
 from router.admin import Admin, Guard
 from router.descriptors import within_open_files
+from router.discovery.discovery import Discovery
 from router.files import Files
 from router.fleet import Fleet
 from router.garbage import Garbage
@@ -92,6 +93,8 @@ class Router:
         self.metrics.proxy = self.proxy
         self.orders = Orders(self.fleet, self.switching, lambda: self.settings.policy)
         self.fleet.joined = self.orders.joined
+        self.discovery = Discovery(self.fleet, settings.discovery, self._discovered)
+        self.metrics.discovery = self.discovery
         self.sharing = None if store is None else self._sharing(store)
         self.proxy.sharing = self.sharing
         self.proxy.tracing = _tracing(settings.tracing)
@@ -106,6 +109,8 @@ class Router:
         self.reload = Reload(self, source)
         self.started_at = self.clock()
         """When it was made, seconds of its clock."""
+        self._fits = 0
+        """Replicas for which there is room within the limit of open files."""
         self._stop = asyncio.Event()
         self._at_once = False
 
@@ -129,21 +134,35 @@ class Router:
         file = settings.keys.file
         self.files.watch("keys.file", (file,) if file else (), lambda: self.proxy.prepare(settings)())
 
+    def fit_open_files(self, settings: Settings) -> None:
+        """Keep room for the replicas that there are, and for as many again where they are discovered."""
+        self._fits = max(len(settings.replicas), 2 * len(self.balancer.replicas) if settings.discovery.names else 0)
+        self.proxy.limits = within_open_files(settings.limits, self._fits)
+
+    def _discovered(self) -> None:
+        if len(self.balancer.replicas) > self._fits:
+            self.fit_open_files(self.part(self.settings))
+
     def not_ready(self) -> str | None:
         """Why no more traffic should come; None when it may."""
+        starts = self.clock() - self.started_at < FIRST_PROBES_S
         if self.proxy.draining or self._stop.is_set():
             return "draining"
-        if not self.health.probed and self.clock() - self.started_at < FIRST_PROBES_S:
+        if starts and self.discovery.missing:
+            return "not all sources of replicas have answered yet"
+        if starts and not self.health.probed:
             return "the first probes are not back yet"
         if not self.balancer.ready:
-            return "no replica is ready"
+            return (
+                "no replica is ready" if self.balancer.replicas or not self.discovery.feeds else "no replica is found"
+            )
         return None
 
     async def run(self) -> int:
         """Serve until told to stop. Returns the exit code: 1 if streams were cut, else 0."""
         settings = self.settings
         _keep_freed_memory()
-        self.proxy.limits = within_open_files(self.part(settings).limits, len(settings.replicas))
+        self.fit_open_files(self.part(settings))
         data = server(_no_app, self.tls, http=self.proxy.protocol)
         if self.worker is None:
             admin = server(self.guard.before(Admin(self).app()), self.admin_tls)
@@ -157,6 +176,7 @@ class Router:
         self.proxy.start()
         for given in settings.replicas:
             self.fleet.join(given)
+        self.discovery.start()
         if self.sharing is not None:
             await self.sharing.start()
         self.files.start()
@@ -181,6 +201,7 @@ class Router:
             if isinstance(result, BaseException):
                 log.error("a listener failed", exc_info=result)
         await self.reload.stop()
+        await self.discovery.stop()
         if self.sharing is not None:
             await self.sharing.stop()
         await self.fleet.close()
@@ -239,7 +260,11 @@ class Router:
 def announce(settings: Settings, data: str, admin: str) -> None:
     """Say in the log what is served where, and by which policy."""
     log.info("warmroute listens on %s, admin on %s", data, admin)
-    names = ", ".join(replica.id for replica in settings.replicas) or "none: every request will be refused"
+    names = ", ".join(replica.id for replica in settings.replicas) or "none"
+    if settings.discovery.names:
+        names += f", and those that are found by {', '.join(settings.discovery.names)}"
+    elif not settings.replicas:
+        names += ": every request will be refused"
     policy = settings.policy
     beside = f", {policy.shadow.name} in its shadow," if policy.shadow.name else ""
     log.info("policy %s%s over %d replicas: %s", policy.name, beside, len(settings.replicas), names)

@@ -65,6 +65,9 @@ def _leaves(tree: BaseModel | Mapping[str, Any], prefix: str = "") -> Iterator[t
         elif key == "replicas":
             for replica in value:
                 yield f"{key}.{replica.id}", {"url": replica.url, "weight": replica.weight}
+        elif isinstance(value, list) and any(isinstance(each, BaseModel) for each in value):
+            for number, each in enumerate(value):
+                yield f"{key}.{number}", each.model_dump(exclude_defaults=True)
         else:
             yield key, value
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from policies.balancer import Balancer
 from policies.types import Replica
 from router.ask import Asker
+from router.discovery.targets import Given, Target, union
 from router.drains import Drain, Homes
 from router.health import Health
 from router.keys import credential_line
@@ -19,6 +20,9 @@ from router.settings import ReplicaSettings, Settings
 from router.tls import ReplicaTls
 
 log = logging.getLogger("warmroute.fleet")
+
+SETTINGS = "settings"
+"""The source of replicas that the configuration lists itself. It is heard first."""
 
 
 class Fleet:
@@ -37,20 +41,71 @@ class Fleet:
         self._reports = reports
         self._settings = settings
         self._clock = clock
-        self.given: dict[str, ReplicaSettings] = {}
+        self.given: dict[str, Given] = {}
         """Replicas by id, as they were given."""
         self.drains: dict[Replica, Drain] = {}
         """By operators; those that say themselves that they drain are not among them."""
         self.joined: Callable[[str], None] | None = None
         """Called with the id of each replica that has joined."""
+        self._told: dict[str, Sequence[Target]] = {SETTINGS: ()}
+        """What each source said last, in the order in which they are heard."""
+        self._left_out: set[str] = set()
+        """Sentences, told once, of targets that are no replicas."""
         self._left: set[Replica] = set()
         self._forgetting: set[asyncio.Task[None]] = set()
         given = settings.tls.replicas
         self.tls = ReplicaTls(given.ca_file, given.cert_file, given.key_file, verify=given.verify)
 
+    # What sources say
+
+    def hear(self, sources: Sequence[str]) -> None:
+        """These are heard from now on, in this order, after the settings. `settle` makes it so."""
+        self._told = {name: self._told.get(name, ()) for name in (SETTINGS, *sources)}
+
+    def tell(self, source: str, targets: Sequence[Target]) -> None:
+        """The whole set of one that is heard. `settle` makes it so."""
+        if source in self._told:
+            self._told[source] = targets
+
+    def settle(self) -> Iterator[None]:
+        """Make the fleet what the sources say, one change at a time: what this yields is gone through at once, or in
+        parts as long as no source says anything new.
+
+        Another URL or uid under a known id is another replica. One that drains stays; it is not worth joining when it
+        does not even serve.
+        """
+        wanted, left_out = union(self._told)
+        for sentence in left_out:
+            if sentence not in self._left_out:
+                log.warning("%s", sentence)
+        self._left_out = set(left_out)
+        for name, given in list(self.given.items()):
+            if name not in wanted or not wanted[name].target.same_as(given.target):
+                self.leave(name)
+                yield
+        for name, given in wanted.items():
+            if name in self.given:
+                if given != self.given[name]:
+                    self._change(name, given)
+                    yield
+            elif given.target.serving or not given.target.drains:
+                self._join(given, self._upstream(given.target.url, self._settings))
+                yield
+
+    def _change(self, name: str, given: Given) -> None:
+        """Another weight, or a drain that begins or ends: of the same replica."""
+        before, replica = self.given[name].target, self._balancer.replicas[name]
+        self.given[name] = given
+        if replica.weight != given.target.weight:
+            self._balancer.set_weight(replica, given.target.weight, self._clock())
+        if before.drains != given.target.drains:
+            self._order(replica)
+
     def join(self, given: ReplicaSettings) -> Replica:
-        """Add a replica and begin to watch it. Raises ValueError for a URL that cannot be used."""
-        return self._join(given, self._upstream(given, self._settings))
+        """Add a replica of the settings and begin to watch it. Raises ValueError for a URL that cannot be used."""
+        target = Target(given.id, given.url, given.weight)
+        self._told[SETTINGS] = [*self._told[SETTINGS], target]
+        return self._join(Given(target, SETTINGS), self._upstream(given.url, self._settings))
 
     def leave(self, replica_id: str) -> None:
         """Remove a replica: nothing new is sent there, what runs there ends in its own time. KeyError if unknown."""
@@ -74,12 +129,10 @@ class Fleet:
     def prepare(self, settings: Settings) -> Callable[[], None]:
         """What puts the replicas of other settings in force, and how replicas are reached. Raises ValueError.
 
-        A known id at another URL is another replica. Those that came otherwise than by settings stay.
+        A known id at another URL is another replica. Those that other sources tell stay.
         """
-        wanted = {given.id: given for given in settings.replicas}
-        gone = [name for name, given in self.given.items() if name not in wanted or wanted[name].url != given.url]
-        new = [given for name, given in wanted.items() if name not in self.given or name in gone]
-        joining = [(given, self._upstream(given, settings)) for given in new]
+        for given in settings.replicas:
+            self._upstream(given.url, settings)
 
         def commit() -> None:
             self._settings = settings
@@ -88,36 +141,33 @@ class Fleet:
                     replica.address.connect_s = settings.timeouts.connect_s
                     replica.address.idle_s = settings.pool.idle_s
                     replica.address.credential = credential_line(settings.keys)
-            for name in gone:
-                self.leave(name)
-            for given, upstream in joining:
-                self._join(given, upstream)
-            for name, given in wanted.items():
-                replica = self._balancer.replicas[name]
-                if replica.weight != given.weight:
-                    self._balancer.set_weight(replica, given.weight, self._clock())
-                self.given[name] = given
+            self._told[SETTINGS] = [Target(each.id, each.url, each.weight) for each in settings.replicas]
+            for _ in self.settle():
+                pass
 
         return commit
 
-    def _upstream(self, given: ReplicaSettings, settings: Settings) -> Upstream:
+    def _upstream(self, url: str, settings: Settings) -> Upstream:
         return Upstream(
-            given.url,
+            url,
             connect_s=settings.timeouts.connect_s,
             idle_s=settings.pool.idle_s,
             tls=self.tls,
             credential=credential_line(settings.keys),
         )
 
-    def _join(self, given: ReplicaSettings, upstream: Upstream) -> Replica:
-        replica = Replica(given.id, weight=given.weight, address=upstream)
+    def _join(self, given: Given, upstream: Upstream) -> Replica:
+        target = given.target
+        replica = Replica(target.id, weight=target.weight, address=upstream)
         self._balancer.join(replica, self._clock())
-        self.given[given.id] = given
+        self.given[target.id] = given
         asker = Asker(upstream)
         self._health.watch(replica, asker)
         self._reports.watch(replica, asker)
         if self.joined is not None:
-            self.joined(given.id)
+            self.joined(target.id)
+        if target.drains:
+            self._order(replica)
         return replica
 
     async def _forget(self, replica: Replica) -> None:
@@ -134,7 +184,7 @@ class Fleet:
         self.drains[replica] = Drain(homes, since, who)
         if before is None or before.homes is not homes:
             log.info("replica %s drains, its sessions %s: asked by %s", replica_id, homes, who)
-            self._health.order(replica, homes.state, f"drained by an operator, its sessions {homes}")
+            self._order(replica)
         return replica
 
     def undrain(self, replica_id: str, who: str) -> Replica:
@@ -142,8 +192,24 @@ class Fleet:
         replica = self._balancer.replicas[replica_id]
         if self.drains.pop(replica, None) is not None:
             log.info("replica %s drains no more: asked by %s", replica_id, who)
-            self._health.order(replica, None)
+            self._order(replica)
         return replica
+
+    def why_drained(self, replica: Replica) -> str:
+        """What its source says of it; empty when that does not have it drain."""
+        given = self.given.get(replica.id)
+        return "" if given is None or not given.target.drains else f"{given.target.drains} ({given.source})"
+
+    def _order(self, replica: Replica) -> None:
+        """An operator's drain goes before that of a source, under which sessions finish."""
+        drain, why = self.drains.get(replica), self.why_drained(replica)
+        if drain is not None:
+            why = f"drained by an operator, its sessions {drain.homes}"
+            self._health.order(replica, drain.homes.state, why)
+        elif why:
+            self._health.order(replica, Homes.FINISH.state, why)
+        else:
+            self._health.order(replica, None)
 
     async def close(self) -> None:
         """All leave."""

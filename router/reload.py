@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from router import stderr
 from router.changes import Change, changes, kept
 from router.configuration import ConfigError
-from router.descriptors import within_open_files
 from router.identity import DEFAULT_RULES, IdentityRules, parse_rules
 from router.settings import IdentitySettings, Settings
 from router.switching import completed
@@ -32,6 +31,10 @@ def _replicas(router: Router, settings: Settings) -> Commit:
     return router.fleet.prepare(settings)
 
 
+def _discovery(router: Router, settings: Settings) -> Commit:
+    return router.discovery.prepare(settings.discovery)
+
+
 def _policy(router: Router, settings: Settings) -> Commit:
     return router.switching.prepare(settings.policy, "a reload")
 
@@ -49,7 +52,7 @@ def _limits(router: Router, settings: Settings) -> Commit:
     def commit() -> None:
         before = router.part(router.settings)
         if (settings.limits, len(settings.replicas)) != (before.limits, len(before.replicas)):  # it says what it does
-            router.proxy.limits = within_open_files(settings.limits, len(settings.replicas))
+            router.fit_open_files(settings)
 
     return commit
 
@@ -132,6 +135,7 @@ def _when_used(_: Router, __: Settings) -> Commit:
 
 APPLIED: dict[str, Callable[[Router, Settings], Commit]] = {
     "replicas": _replicas,
+    "discovery": _discovery,
     "policy": _policy,
     "identity": _identity,
     "limits": _limits,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self
@@ -590,6 +590,163 @@ class StoreSettings(_Part):
         return password
 
 
+_LABEL = r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_VALUE = r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?"
+_REQUIREMENT = re.compile(
+    rf"!?{_LABEL}|{_LABEL}\s*(=|==|!=)\s*{_VALUE}|{_LABEL}\s+(in|notin)\s+\(\s*{_VALUE}(\s*,\s*{_VALUE})*\s*\)"
+)
+"""One of a label selector, as https://kubernetes.io/docs/concepts/overview/working-with-objects/labels has them."""
+
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+"""Of a namespace, a service or a port in Kubernetes: a label of RFC 1123."""
+
+
+class KubernetesSettings(_Part):
+    """Pods of one service, or of the EndpointSlices that a selector finds."""
+
+    namespace: str = ""
+    """The router's own without one."""
+    service: str = ""
+    selector: str = ""
+    """Of labels of the EndpointSlices; they bear those of their service."""
+    port: int | str = ""
+    """The pods', by number or name; it need not be given where they have only one."""
+    scheme: Literal["http", "https"] = "http"
+    url: str = ""
+    """Of the API server; without one it is that of the cluster that the router runs in."""
+    token_file: str = ""
+    """Read for every question."""
+    ca_file: str = ""
+    """Authorities to trust for the API server."""
+
+    @field_validator("namespace", "service")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        if value and not _NAME.fullmatch(value):
+            raise ValueError(
+                f"{value!r} is no name in Kubernetes: write it in small letters, digits and -, as sglang-0"
+            )
+        return value
+
+    @field_validator("port")
+    @classmethod
+    def _numbered(cls, value: int | str) -> int | str:
+        if isinstance(value, str) and value.isdecimal():
+            value = int(value)
+        if not (1 <= value <= 65_535 if isinstance(value, int) else not value or _NAME.fullmatch(value)):
+            raise ValueError(f"{value!r} is no port: write its number or its name, as 30000 or http")
+        return value
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        if bool(self.service) == bool(self.selector):
+            raise ValueError("set service or selector, one of the two: whose pods are the replicas?")
+        if self.selector and not all(map(_REQUIREMENT.fullmatch, _requirements(self.selector))):
+            raise ValueError(f"selector {self.selector!r} is none: write it as in app=sglang,tier in (gpu, big)")
+        if self.url and not re.fullmatch(r"https?://[!-~]+", self.url):
+            raise ValueError(f"url {self.url!r} is not an API server's: write it as in https://10.0.0.1:6443")
+        if self.url and not self.namespace:
+            raise ValueError("namespace is to be set where url is: the router's own is of another cluster")
+        if self.ca_file:
+            replica_context(self.ca_file, "", "", verify=True)
+        return self
+
+    @property
+    def labels(self) -> str:
+        """The selector of the slices."""
+        return self.selector or f"kubernetes.io/service-name={self.service}"
+
+    @property
+    def name(self) -> str:
+        """What it is called in log and metrics."""
+        what = "/".join(filter(None, (self.url, self.namespace, self.service or self.selector)))
+        return f"kubernetes:{what}" + (f":{self.port}" if self.port else "")
+
+
+def _requirements(selector: str) -> list[str]:
+    """Those of a label selector, without the commas between them."""
+    return [each.strip() for each in re.split(r",(?![^(]*\))", selector)]
+
+
+class DnsSettings(_Part):
+    """Hosts behind a name."""
+
+    name: str
+    port: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    """Without one SRV records say it."""
+    scheme: Literal["http", "https"] = "http"
+    server: str = ""
+    """To be asked instead of the system's."""
+
+    @field_validator("name")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        if not re.fullmatch(r"(?=.{1,253}$)([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?", value):
+            raise ValueError(f"{value!r} is no name in DNS: write it as in sglang.default.svc.cluster.local")
+        return value
+
+    @field_validator("server")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if not value:
+            return value
+        host, colon, port = value.rpartition(":")
+        try:
+            ip_address(host.removeprefix("[").removesuffix("]") if colon else value)
+            sound = not colon or (port.isdecimal() and 1 <= int(port) <= 65_535)
+        except ValueError:
+            sound = False
+        if not sound or not colon:
+            raise ValueError(f"{value!r} is not an address and a port: write it as in 10.0.0.10:53")
+        return value
+
+    @property
+    def srv_name(self) -> str:
+        """Of the SRV records."""
+        return self.name if self.name.startswith("_") else f"_{self.scheme}._tcp.{self.name}"
+
+    @property
+    def source(self) -> str:
+        """What it is called in log and metrics."""
+        return f"dns:{self.name}:{self.port}" if self.port else f"dns:{self.srv_name}"
+
+
+class DiscoverySettings(_Part):
+    """Where replicas are found, beside those that are listed."""
+
+    file: str = ""
+    """A list as `replicas` has it, read again when it has changed."""
+    dns: Annotated[list[DnsSettings], Field(max_length=100)] = []
+    kubernetes: Annotated[list[KubernetesSettings], Field(max_length=100)] = []
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        names = [each.source for each in self.dns] + [each.name for each in self.kubernetes]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"{min(twice)} is given twice: remove one")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """What the sources are called, in their order."""
+        file = [f"file:{self.file}"] if self.file else []
+        return [*file, *(each.source for each in self.dns), *(each.name for each in self.kubernetes)]
+
+
+def check_distinct(replicas: Sequence[ReplicaSettings]) -> None:
+    """Raises ValueError when a list has a URL or an id twice."""
+    ids: set[str] = set()
+    urls: set[str] = set()
+    for replica in replicas:
+        if replica.url in urls:
+            raise ValueError(f"{replica.url} is given twice: remove one, its weight is its share")
+        if replica.id in ids:
+            raise ValueError(f"the id {replica.id!r} is given twice: give each replica its own")
+        ids.add(replica.id)
+        urls.add(replica.url)
+
+
 def _listed(value: Any) -> Any:
     """In the environment replicas are written as JSON, or as URLs with commas between."""
     if not isinstance(value, str):
@@ -615,6 +772,7 @@ class Settings(BaseSettings):
     """Processes that share the data port."""
     admin: AdminSettings = AdminSettings()
     replicas: Annotated[list[ReplicaSettings], NoDecode, BeforeValidator(_listed)] = []
+    discovery: DiscoverySettings = DiscoverySettings()
     policy: Annotated[PolicySettings, NoDecode] = PolicySettings()
     directory: DirectorySettings = DirectorySettings()
     identity: IdentitySettings = IdentitySettings()
@@ -645,15 +803,10 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _distinct(self) -> Settings:
-        ids: set[str] = set()
-        urls: set[str] = set()
-        for replica in self.replicas:
-            if replica.url in urls:
-                raise ValueError(f"replicas: {replica.url} is given twice: remove one, its weight is its share")
-            if replica.id in ids:
-                raise ValueError(f"replicas: the id {replica.id!r} is given twice: give each replica its own")
-            ids.add(replica.id)
-            urls.add(replica.url)
+        try:
+            check_distinct(self.replicas)
+        except ValueError as error:
+            raise ValueError(f"replicas: {error}") from None
         if self.port and self.port == self.admin.port and self.host == self.admin.host:
             raise ValueError(f"admin.port: {self.port} is the data port as well: choose another")
         if self.store.url and not self.identity.secret.get_secret_value():

@@ -11,23 +11,19 @@ from router.configuration import ConfigError
 from router.settings import ReloadSettings, Settings
 
 
-class Source:
-    """The file that `--config` names, with environment and flags over it."""
+class Content:
+    """What a file holds, compared with what it held."""
 
-    def __init__(self, file: str, load: Callable[[], Settings], read: bytes | None = None) -> None:
-        """`load` reads and validates all of them; raises ConfigError. `read` is the digest of what was read before."""
+    def __init__(self, file: str, read: bytes | None = None) -> None:
+        """`read` is the digest of what was read before."""
         self.file = file
-        self._load = load
         self.digest = read
         """Of what was there when it was last read."""
         self._seen = read
 
-    def read(self) -> Settings:
-        """The configuration as it is now. Raises ConfigError."""
-        if Path(self.file).exists() and not (Path(self.file).is_file() or Path(self.file).is_dir()):
-            raise ConfigError(f"--config {self.file}: a pipe or device, and it is read more than once: give a file")
+    def note(self) -> None:
+        """It is about to be read."""
         self.digest = self._seen = self._digest()
-        return self._load()
 
     def changed(self) -> bool:
         """Whether the file holds something else than was read last, and the same as when this was last asked.
@@ -39,6 +35,28 @@ class Source:
         settled, self._seen = digest == self._seen, digest
         return settled and digest is not None and digest != self.digest
 
+    def _digest(self) -> bytes | None:
+        try:
+            return hashlib.sha256(Path(self.file).read_bytes()).digest()
+        except OSError:
+            return None  # as between two links: what comes next is what counts
+
+
+class Source(Content):
+    """The file that `--config` names, with environment and flags over it."""
+
+    def __init__(self, file: str, load: Callable[[], Settings], read: bytes | None = None) -> None:
+        """`load` reads and validates all of them; raises ConfigError. `read` is the digest of what was read before."""
+        super().__init__(file, read)
+        self._load = load
+
+    def read(self) -> Settings:
+        """The configuration as it is now. Raises ConfigError."""
+        if Path(self.file).exists() and not (Path(self.file).is_file() or Path(self.file).is_dir()):
+            raise ConfigError(f"--config {self.file}: a pipe or device, and it is read more than once: give a file")
+        self.note()
+        return self._load()
+
     async def changes(self, settings: Callable[[], ReloadSettings]) -> AsyncIterator[None]:
         """One item each time that the file has changed, looked for as the settings in force say."""
         while True:
@@ -46,9 +64,3 @@ class Source:
             await asyncio.sleep(reload.interval_s)
             if reload.watch and await asyncio.to_thread(self.changed):
                 yield
-
-    def _digest(self) -> bytes | None:
-        try:
-            return hashlib.sha256(Path(self.file).read_bytes()).digest()
-        except OSError:
-            return None  # as between two links: what comes next is what counts

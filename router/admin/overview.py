@@ -20,6 +20,7 @@ from policies import cost
 from policies.types import Reason, Replica, State
 from router import explanation
 from router.admin.answers import Refused, number_of, wall_clock
+from router.admin.discovery import found
 from router.admin.replicas import Replicas
 from router.admin.store import shared
 from router.decisions import Decision
@@ -128,6 +129,7 @@ class Overview:
             "policy": described(router.balancer.policy) | {"asked_by": router.switching.asked_by.get("policy")},
             "shadow": self._shadow(),
             "store": shared(router),
+            "discovery": found(router),
             "draining": self._draining(),
             **self._replicas(view, now),
             "decisions": self.decisions(view),
@@ -142,7 +144,9 @@ class Overview:
         gate = router.proxy.room.admission.gate
         why = router.not_ready()
         if not count:
-            return {"level": "bad", "text": "There are no replicas: every request is refused"}
+            missing = router.discovery.missing
+            text = f"; {missing}" if missing else ""
+            return {"level": "bad", "text": f"There are no replicas: every request is refused{text}"}
         if why is not None:
             return {"level": "bad", "text": f"Not ready: {why}"}
         parts = [f"{number} {STATES[state]}" for state, number in states.items() if state is not State.READY]
@@ -154,6 +158,8 @@ class Overview:
             told.append(f"the KV caches are full: {gate.held} sessions are held back")
         if not router.metrics.config_in_force:
             told.append("the configuration was refused, and an older one is in force: see the log")
+        if away := router.discovery.missing or router.discovery.frozen:
+            told.append(f"replicas may be missing, or gone: {away}")
         if router.sharing is not None and not router.sharing.up:
             told.append("the store is away, and nothing is shared with other routers")
         if told:

@@ -81,6 +81,7 @@ class Replicas:
         return {
             "id": replica.id,
             "url": _url(replica),
+            "source": None if (given := self._router.fleet.given.get(replica.id)) is None else given.source,
             "state": replica.state,
             "why": self._router.health.why(replica),
             "since": wall_clock(self._router.health.since(replica)),
@@ -102,15 +103,17 @@ class Replicas:
         }
 
     def _progress(self, replica: Replica, now: float) -> dict[str, Any] | None:
-        """How far a drain is, an operator's or the replica's own; None when there is none."""
+        """How far a drain is, an operator's, its source's or the replica's own; None when there is none."""
         drain = self._router.fleet.drains.get(replica)
-        if drain is None and replica.state is not State.DRAINING:
+        found = self._router.fleet.why_drained(replica)
+        if drain is None and not found and replica.state is not State.DRAINING:
             return None
-        homes = Homes.MOVE if drain is None else drain.homes
+        own = Homes.FINISH if found and replica.state is not State.DRAINING else Homes.MOVE
+        homes = own if drain is None else drain.homes
         since = self._router.health.since(replica) if drain is None else drain.since
         conversations = replica.cache.homes_since(now - self._router.settings.drain.session_idle_s)
         return {
-            "by": "the replica" if drain is None else drain.who,
+            "by": drain.who if drain is not None else found if own is Homes.FINISH else "the replica",
             "homes": homes,
             "since": wall_clock(since),
             "in_flight": replica.in_flight,

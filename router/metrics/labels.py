@@ -47,6 +47,7 @@ DIRECTION = Label(
     DIRECTIONS,
 )
 OP = Label("op", "after it was away, for a first request, to pass on, to read, to give back what it forgot", OPS)
+SOURCE = Label("source", "[where replicas are found](#discovery): kind and name, as configured")
 RESULT = Label("result", "whether it was put in force", ("applied", "refused"))
 VERSION = Label("version", "warmroute's")
 PYTHON = Label("python", "the interpreter's")

@@ -20,6 +20,7 @@ from router.metrics.tally import ReasonTally, ReplicaTally, Tally
 from router.metrics.turn import turn_of
 
 if TYPE_CHECKING:
+    from router.discovery.discovery import Discovery
     from router.journal import Journal
     from router.proxy.exchange import Exchange
     from router.proxy.proxy import Proxy
@@ -38,6 +39,8 @@ class Metrics:
         """Set once the proxy exists, for the gauges that are its own."""
         self.journal: Journal | None = None
         """Set when one is kept."""
+        self.discovery: Discovery | None = None
+        """Set in a router."""
         self.outcomes: dict[Outcome, int] = {}
         self.refusals: dict[str, int] = {}
         self.redispatches: dict[str, int] = {}

@@ -20,6 +20,14 @@ ROWS = (
         Merge.MAX,
     ),
     Family(
+        "warmroute_workers",
+        "gauge",
+        "processes",
+        (),
+        "Processes that serve, a core each; more than one with `--workers`.",
+        one(lambda _: 1.0),
+    ),
+    Family(
         "warmroute_config_reloads_total",
         "counter",
         "reloads",

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from router.metrics import admission, placement, process, replicas, requests, store
+from router.metrics import admission, discovery, placement, process, replicas, requests, store
 from router.metrics.family import Label
 
-FAMILIES = (*requests.ROWS, *admission.ROWS, *placement.ROWS, *replicas.ROWS, *store.ROWS, *process.ROWS)
+FAMILIES = (
+    *requests.ROWS,
+    *admission.ROWS,
+    *placement.ROWS,
+    *replicas.ROWS,
+    *discovery.ROWS,
+    *store.ROWS,
+    *process.ROWS,
+)
 
 
 def markdown() -> Iterator[str]:

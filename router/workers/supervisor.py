@@ -64,7 +64,13 @@ class Supervisor:
 
         When they cannot even start, that of the first. Raises CannotListen.
         """
-        with tempfile.TemporaryDirectory(prefix="warmroute-") as name:  # nobody else can enter it
+        try:
+            folder = tempfile.TemporaryDirectory(prefix="warmroute-")  # nobody else can enter it
+        except OSError as error:
+            raise CannotListen(
+                f"no folder for the workers' sockets can be made: {error}: set TMPDIR to one that can be written"
+            ) from None
+        with folder as name:
             if len(name) > MAX_SOCKET_PATH:
                 raise CannotListen(
                     f"no socket can be made in {name}: its path is too long: set TMPDIR to a shorter one"

@@ -185,8 +185,12 @@ async def test_what_is_exposed_is_what_the_table_says(served: Served) -> None:
         family.name: (
             family.kind,
             family.help,
-            # Of keys there is nothing to tell where none are asked for, nor of a store where there is none.
-            {label.name for label in family.labels if label.name != "key" and "_store_" not in family.name},
+            # Of keys there is nothing to tell where none are asked for, nor of a store or a source where there is none.
+            {
+                each.name
+                for each in family.labels
+                if each.name not in ("key", "source") and "_store_" not in family.name
+            },
         )
         for family in FAMILIES
     }

@@ -70,6 +70,7 @@ def watch(router: Router) -> Any:
 
 EFFECTS: dict[str, tuple[Callable[[Router], Any], Any]] = {
     "replicas: [{url: 'http://127.0.0.1:9', weight: 3}]": (lambda r: [x.weight for x in r.balancer.ready], [3]),
+    "discovery: {file: nosuch.yaml}": (lambda r: [feed.name for feed in r.discovery.feeds], ["file:nosuch.yaml"]),
     "policy: {name: random, shadow: sticky}": (
         lambda r: (r.balancer.policy.name, r.balancer.shadow.name), ("random", "sticky")
     ),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import resource
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from router.settings import Settings
 from router.workers.supervisor import shared_sockets
+from tests.fakes.wire import LIMIT_S
 from tests.router.test_cli import warmroute
 
 
@@ -42,6 +47,20 @@ def test_a_port_in_use_is_told_in_a_line(taken: str, shares: bool) -> None:
     assert done.stderr == (
         f"warmroute: cannot listen on 127.0.0.1:{port}: Address already in use: choose another host or port\n"
     )
+
+
+def test_that_there_is_nowhere_to_make_sockets_is_told_in_a_line() -> None:
+    """As in a container of which nothing can be written."""
+    command = [sys.executable, "-m", "router.cli", "serve", "--workers", "2", "--port", "0", "--admin-port", "0"]
+    nothing_written = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (0, 0))
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, preexec_fn=nothing_written, check=False
+    )
+    assert done.returncode == 1
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith("warmroute: no folder for the workers' sockets can be made: ")
+    assert told.endswith(": set TMPDIR to one that can be written")
+    assert "Traceback" not in done.stderr
 
 
 def test_what_only_a_worker_finds_out_ends_all_with_its_code(tmp_path: Path) -> None:
