@@ -1,0 +1,102 @@
+{{/*
+What no schema can tell: combinations that would not work. Each message names the key and the remedy.
+*/}}
+{{- define "warmroute.checks" -}}
+{{- $config := .Values.config -}}
+{{- $settings := include "warmroute.settings" . | fromYaml -}}
+{{- range (.Files.Get "files/router.json" | fromJson).secrets -}}
+{{- if not (has (include "warmroute.at" (list . $config)) (list "null" `""`)) -}}
+{{- fail (printf "config.%s (not shown here): a ConfigMap is no place for a secret: put it into a Secret, and name that in secrets.%s" . .) -}}
+{{- end -}}
+{{- end -}}
+{{- if contains "@" (dig "store" "url" "" $config) -}}
+{{- fail "config.store.url (not shown here) holds a user or a password, or an @: leave it out, set config.store.username, and name the password's Secret in secrets.store.password" -}}
+{{- end -}}
+{{- range $name, $host := dict "config.host" $settings.host "config.admin.host" $settings.admin.host -}}
+{{- if or (eq $host "localhost") (hasPrefix "127." $host) (eq $host "::1") -}}
+{{- fail (printf "%s: %s is reached from inside the pod only: set 0.0.0.0, or :: where pods have IPv6 addresses" $name $host) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $port := dict "config.port" $settings.port "config.admin.port" $settings.admin.port -}}
+{{- if eq (int64 $port) 0 -}}
+{{- fail (printf "%s: 0 is any port, which no Service finds: choose one, as 8080" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if eq (int64 $settings.port) (int64 $settings.admin.port) -}}
+{{- fail (printf "config.admin.port: %d is the data port as well: choose another" (int64 $settings.port)) -}}
+{{- end -}}
+{{- if $settings.admin.tls.client_ca_file -}}
+{{- fail "config.admin.tls.client_ca_file: the kubelet has no certificate to show, so all probes would fail: leave it out, the admin token guards the port" -}}
+{{- end -}}
+{{- if and .Values.engines (dig "discovery" "kubernetes" nil $config) -}}
+{{- fail "engines and config.discovery.kubernetes are both set: leave one of them out" -}}
+{{- end -}}
+{{- with $settings.discovery -}}
+{{- if not (or $settings.replicas .kubernetes .dns .file) -}}
+{{- fail "engines: there is nothing to route to: name the Service of your engines, as in engines: [{service: sglang, port: http}], or set config.replicas" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.bundledStore.enabled (dig "store" "url" "" $config) -}}
+{{- fail "bundledStore.enabled and config.store.url are both set: leave one of them out" -}}
+{{- end -}}
+{{- if and .Values.bundledStore.enabled .Values.secrets.store.password.name -}}
+{{- fail "secrets.store.password.name: the bundled store has a password of its own: leave it out, or bundledStore.enabled" -}}
+{{- end -}}
+{{- if and .Values.secrets.store.password.name (not $settings.store.url) -}}
+{{- fail "secrets.store.password.name is set, and config.store.url is not: say where the store is, or leave it out" -}}
+{{- end -}}
+{{- if and .Values.secrets.store.sentinel_password.name (not (contains "+sentinel://" $settings.store.url)) -}}
+{{- fail "secrets.store.sentinel_password.name is set, and config.store.url names no Sentinels: leave it out" -}}
+{{- end -}}
+{{- if and .Values.secrets.admin.token.name (or $settings.admin.open (dig "admin" "token_file" "" $config)) -}}
+{{- fail "secrets.admin.token.name, and config.admin.open or config.admin.token_file are set: leave one of them out" -}}
+{{- end -}}
+{{- if and .Values.secrets.keys.file.name (dig "keys" "file" "" $config) -}}
+{{- fail "secrets.keys.file.name and config.keys.file are both set: leave one of them out" -}}
+{{- end -}}
+{{- if ne (eq $settings.keys.credential "replace") (ne .Values.secrets.keys.replica_key.name "") -}}
+{{- fail "config.keys.credential: replace and secrets.keys.replica_key.name go together: set both, or neither" -}}
+{{- end -}}
+{{- if and $settings.journal.path (not .Values.extraVolumeMounts) -}}
+{{- fail (printf "config.journal.path: %s cannot be written, the root file system is read-only: mount a volume there with extraVolumes and extraVolumeMounts" $settings.journal.path) -}}
+{{- end -}}
+{{- $drain := include "warmroute.drain" . | int64 -}}
+{{- $grace := include "warmroute.grace" . | int64 -}}
+{{- if le $grace $drain -}}
+{{- fail (printf "terminationGracePeriodSeconds: %d s are not longer than the %d s that a drain takes (config.drain.delay_s, config.drain.grace_s and a sleep in lifecycle.preStop): streams would be cut off: leave it out, or lower these" $grace $drain) -}}
+{{- end -}}
+{{- if and .Values.autoscaling.enabled (gt (int64 .Values.autoscaling.minReplicas) (int64 .Values.autoscaling.maxReplicas)) -}}
+{{- fail (printf "autoscaling.minReplicas: %d is more than autoscaling.maxReplicas %d: lower it" (int64 .Values.autoscaling.minReplicas) (int64 .Values.autoscaling.maxReplicas)) -}}
+{{- end -}}
+{{- if and .Values.autoscaling.enabled (not .Values.autoscaling.cpu) (not .Values.autoscaling.inFlight) -}}
+{{- fail "autoscaling.cpu and autoscaling.inFlight are both 0: set one of them, there is nothing to scale by" -}}
+{{- end -}}
+{{- if and .Values.autoscaling.enabled .Values.autoscaling.cpu (not (dig "requests" "cpu" nil (.Values.resources | default dict))) -}}
+{{- fail "autoscaling.cpu is a share of resources.requests.cpu, which is not set: set it, or autoscaling.cpu: 0" -}}
+{{- end -}}
+{{- with .Values.engineScaling -}}
+{{- if .enabled -}}
+{{- if not .target.name -}}
+{{- fail "engineScaling.target.name: name the Deployment or StatefulSet of the engines" -}}
+{{- end -}}
+{{- if not .prometheus -}}
+{{- fail "engineScaling.prometheus: say where Prometheus is, as in http://prometheus.monitoring:9090" -}}
+{{- end -}}
+{{- if not (or .liveTokens .requests) -}}
+{{- fail "engineScaling.liveTokens and engineScaling.requests are both 0: set one of them, there is nothing to scale by" -}}
+{{- end -}}
+{{- if gt (int64 .minReplicas) (int64 .maxReplicas) -}}
+{{- fail (printf "engineScaling.minReplicas: %d is more than engineScaling.maxReplicas %d: lower it" (int64 .minReplicas) (int64 .maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.metrics.engines.enabled (not .Values.metrics.engines.selector) -}}
+{{- fail "metrics.engines.selector: give the labels of the engines' pods, as in {app: sglang}: without any, all pods would be scraped" -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
+{{- fail "httpRoute.parentRefs: name the Gateway, as in [{name: agents, namespace: gateways}]" -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
+{{- fail "ingress.hosts: name the hosts, as in [llm.example.com]; \"\" is any" -}}
+{{- end -}}
+{{- end -}}

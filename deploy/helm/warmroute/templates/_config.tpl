@@ -1,0 +1,122 @@
+{{/*
+What the router reads: `config`, with what the chart knows better where it is not set. As YAML.
+*/}}
+{{- define "warmroute.config" -}}
+{{- $config := deepCopy .Values.config -}}
+{{- if .Values.bundledStore.enabled -}}
+{{- $url := printf "redis://%s-store:6379/0" (include "warmroute.fullname" .) -}}
+{{- $_ := set $config "store" (merge (dict "url" $url) ($config.store | default dict)) -}}
+{{- end -}}
+{{- if ne (include "warmroute.secret" (list "store.password" .)) "{}" -}}
+{{- $_ := set $config "store" (merge (dict "password_file" "/etc/warmroute/secrets/store-password") ($config.store | default dict)) -}}
+{{- end -}}
+{{- if .Values.secrets.keys.file.name -}}
+{{- $_ := set $config "keys" (merge (dict "file" "/etc/warmroute/secrets/keys") ($config.keys | default dict)) -}}
+{{- end -}}
+{{- if eq .Values.configChange "roll" -}}
+{{- $_ := set $config "reload" (merge (dict "watch" false) ($config.reload | default dict)) -}}
+{{- end -}}
+{{- with .Values.engines -}}
+{{- $watched := list -}}
+{{- range . -}}
+{{- $here := empty .url | ternary (dict "namespace" $.Release.Namespace) dict -}}
+{{- $watched = append $watched (merge (deepCopy .) $here) -}}
+{{- end -}}
+{{- $_ := set $config "discovery" (merge (dict "kubernetes" $watched) ($config.discovery | default dict)) -}}
+{{- end -}}
+{{- toYaml $config -}}
+{{- end -}}
+
+{{/* The same over the router's own defaults, to look things up in. */}}
+{{- define "warmroute.settings" -}}
+{{- $defaults := (.Files.Get "files/router.json" | fromJson).defaults -}}
+{{- mergeOverwrite $defaults (include "warmroute.config" . | fromYaml) | toYaml -}}
+{{- end -}}
+
+{{/* What a tree has at a path with dots, (list "admin.token" $tree), as JSON. */}}
+{{- define "warmroute.at" -}}
+{{- $found := index . 1 -}}
+{{- range splitList "." (index . 0) -}}
+{{- $found = index (kindIs "map" $found | ternary $found dict) . -}}
+{{- end -}}
+{{- toJson $found -}}
+{{- end -}}
+
+{{/* What of the configuration makes pods be replaced when it changes. */}}
+{{- define "warmroute.rolledBy" -}}
+{{- $config := include "warmroute.config" . | fromYaml -}}
+{{- if eq .Values.configChange "roll" -}}
+{{- toJson $config -}}
+{{- else -}}
+{{- $fixed := dict -}}
+{{- range (.Files.Get "files/router.json" | fromJson).restart -}}
+{{- $found := include "warmroute.at" (list . $config) -}}
+{{- if ne $found "null" -}}
+{{- $_ := set $fixed . $found -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $fixed -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Namespaces of this cluster whose EndpointSlices are watched, as a JSON list. */}}
+{{- define "warmroute.watched" -}}
+{{- $found := list -}}
+{{- range (dig "discovery" "kubernetes" list (include "warmroute.config" . | fromYaml)) -}}
+{{- if not .url -}}
+{{- $found = append $found (.namespace | default $.Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- $found | uniq | sortAlpha | toJson -}}
+{{- end -}}
+
+{{/* The Secret and the key of a setting, (list "admin.token" $), as JSON; {} when there is none. */}}
+{{- define "warmroute.secret" -}}
+{{- $setting := index . 0 -}}
+{{- $root := index . 1 -}}
+{{- $path := splitList "." $setting -}}
+{{- $given := index $root.Values.secrets (first $path) (last $path) -}}
+{{- $own := include "warmroute.fullname" $root -}}
+{{- if $given.name -}}
+{{- pick $given "name" "key" | toJson -}}
+{{- else if eq $setting "identity.secret" -}}
+{{- dict "name" $own "key" "identity-secret" | toJson -}}
+{{- else if and (eq $setting "admin.token") (not (dig "admin" "open" false $root.Values.config)) (not (dig "admin" "token_file" "" $root.Values.config)) -}}
+{{- dict "name" $own "key" "admin-token" | toJson -}}
+{{- else if and (eq $setting "store.password") $root.Values.bundledStore.enabled -}}
+{{- dict "name" $own "key" "store-password" | toJson -}}
+{{- else -}}
+{}
+{{- end -}}
+{{- end -}}
+
+{{/* Files in /etc/warmroute/secrets: their Secrets and keys by name, as JSON. */}}
+{{- define "warmroute.files" -}}
+{{- $files := dict -}}
+{{- range $file, $setting := dict "admin-token" "admin.token" "store-password" "store.password" "keys" "keys.file" -}}
+{{- with include "warmroute.secret" (list $setting $) | fromJson -}}
+{{- $_ := set $files $file . -}}
+{{- end -}}
+{{- end -}}
+{{- $files | toJson -}}
+{{- end -}}
+
+{{/* Seconds that a pod may take from the signal on before Kubernetes kills it. */}}
+{{- define "warmroute.drain" -}}
+{{- $drain := (include "warmroute.settings" . | fromYaml).drain -}}
+{{- $sleep := dig "preStop" "sleep" "seconds" 0 (.Values.lifecycle | default dict) -}}
+{{- addf $drain.delay_s $drain.grace_s $sleep | ceil | int64 -}}
+{{- end -}}
+{{- define "warmroute.grace" -}}
+{{- $drain := include "warmroute.drain" . | int64 -}}
+{{- if kindIs "invalid" .Values.terminationGracePeriodSeconds -}}
+{{- add $drain 45 -}}
+{{- else -}}
+{{- .Values.terminationGracePeriodSeconds | int64 -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Most routers that there are at a time, rollouts aside. */}}
+{{- define "warmroute.routers" -}}
+{{- .Values.autoscaling.enabled | ternary .Values.autoscaling.maxReplicas .Values.replicaCount | int64 -}}
+{{- end -}}

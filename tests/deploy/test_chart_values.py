@@ -1,0 +1,266 @@
+"""Values that would not work are refused before anything is installed, with the key and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, SecretStr
+
+from router.settings import Settings
+from tests.deploy.charts import NEWEST, OLDEST, Refused, faults, render
+
+pytestmark = pytest.mark.chart
+ENGINES = {"engines": [{"service": "sglang", "port": "http"}]}
+
+
+def refusal(values: dict[str, Any]) -> str:
+    """What Helm says to them, on one line. AssertionError when it takes them."""
+    with pytest.raises(Refused) as refused:
+        render(values)
+    return " ".join(str(refused.value).split())
+
+
+def _secrets(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, field in model.model_fields.items():
+        if field.annotation is SecretStr:
+            yield (*prefix, name)
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _secrets(field.annotation, (*prefix, name))
+
+
+@pytest.mark.parametrize("path", list(_secrets(Settings)), ids=".".join)
+def test_no_secret_goes_into_the_config_map(path: tuple[str, ...]) -> None:
+    config: Any = "hunter2-hunter2-hunter2"
+    for key in reversed(path):
+        config = {key: config}
+    said = refusal({**ENGINES, "config": config})
+    name = ".".join(path)
+    assert f"config.{name} (not shown here): a ConfigMap is no place for a secret" in said
+    assert f"name that in secrets.{name}" in said
+    assert "hunter2" not in said
+    # And there is such a place.
+    given_secret: Any = {"name": "mine", "key": "k"}
+    for key in reversed(path):
+        given_secret = {key: given_secret}
+    needs: dict[str, Any] = {
+        "store": {"config": {"store": {"url": "redis+sentinel://redis:26379/main"}}},
+        "keys": {"config": {"keys": {"credential": "replace"}}},
+    }
+    release = render({**ENGINES, **needs.get(path[0], {}), "secrets": given_secret})
+    assert "'mine'" in str(release.one("Deployment"))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "nothing to route to": (
+        {},
+        "engines: there is nothing to route to: name the Service of your engines, as in engines: [{service: sglang, "
+        "port: http}], or set config.replicas",
+    ),
+    "two discoveries": (
+        {**ENGINES, "config": {"discovery": {"kubernetes": [{"service": "other"}]}}},
+        "engines and config.discovery.kubernetes are both set: leave one of them out",
+    ),
+    "grace too short": (
+        {**ENGINES, "terminationGracePeriodSeconds": 585},
+        "terminationGracePeriodSeconds: 585 s are not longer than the 585 s that a drain takes",
+    ),
+    "grace too short for a hook": (
+        {**ENGINES, "terminationGracePeriodSeconds": 600, "lifecycle": {"preStop": {"sleep": {"seconds": 15}}}},
+        "terminationGracePeriodSeconds: 600 s are not longer than the 600 s that a drain takes",
+    ),
+    "only the pod itself": (
+        {**ENGINES, "config": {"host": "127.0.0.1"}},
+        "config.host: 127.0.0.1 is reached from inside the pod only: set 0.0.0.0, or ::",
+    ),
+    "probes cannot come": ({**ENGINES, "config": {"admin": {"host": "localhost"}}}, "config.admin.host: localhost is"),
+    "any port": ({**ENGINES, "config": {"port": 0}}, "config.port: 0 is any port, which no Service finds: choose one"),
+    "one port twice": (
+        {**ENGINES, "config": {"admin": {"port": 8080}}},
+        "config.admin.port: 8080 is the data port as well: choose another",
+    ),
+    "probes have no certificate": (
+        {
+            **ENGINES,
+            "config": {"admin": {"tls": {"cert_file": "/a", "key_file": "/b", "client_ca_file": "/c"}}},
+        },
+        "config.admin.tls.client_ca_file: the kubelet has no certificate to show, so all probes would fail: leave it",
+    ),
+    "password in the URL": (
+        {**ENGINES, "config": {"store": {"url": "redis://:hunter2@redis:6379"}}},
+        "config.store.url (not shown here) holds a user or a password, or an @: leave it out",
+    ),
+    "two stores": (
+        {**ENGINES, "bundledStore": {"enabled": True}, "config": {"store": {"url": "redis://redis:6379"}}},
+        "bundledStore.enabled and config.store.url are both set: leave one of them out",
+    ),
+    "two passwords": (
+        {**ENGINES, "bundledStore": {"enabled": True}, "secrets": {"store": {"password": {"name": "mine"}}}},
+        "secrets.store.password.name: the bundled store has a password of its own: leave it out",
+    ),
+    "a password for nothing": (
+        {**ENGINES, "secrets": {"store": {"password": {"name": "mine"}}}},
+        "secrets.store.password.name is set, and config.store.url is not",
+    ),
+    "Sentinels that there are not": (
+        {
+            **ENGINES,
+            "config": {"store": {"url": "redis://redis:6379"}},
+            "secrets": {"store": {"sentinel_password": {"name": "mine"}}},
+        },
+        "secrets.store.sentinel_password.name is set, and config.store.url names no Sentinels: leave it out",
+    ),
+    "token and open": (
+        {**ENGINES, "config": {"admin": {"open": True}}, "secrets": {"admin": {"token": {"name": "mine"}}}},
+        "secrets.admin.token.name, and config.admin.open or config.admin.token_file are set: leave one of them out",
+    ),
+    "two files of keys": (
+        {**ENGINES, "config": {"keys": {"file": "/x"}}, "secrets": {"keys": {"file": {"name": "mine"}}}},
+        "secrets.keys.file.name and config.keys.file are both set: leave one of them out",
+    ),
+    "nothing to replace by": (
+        {**ENGINES, "config": {"keys": {"credential": "replace"}}},
+        "config.keys.credential: replace and secrets.keys.replica_key.name go together: set both, or neither",
+    ),
+    "a journal nowhere": (
+        {**ENGINES, "config": {"journal": {"path": "/var/j"}}},
+        "config.journal.path: /var/j cannot be written, the root file system is read-only: mount a volume there",
+    ),
+    "fewer than least": (
+        {**ENGINES, "autoscaling": {"enabled": True, "minReplicas": 7}},
+        "autoscaling.minReplicas: 7 is more than autoscaling.maxReplicas 6: lower it",
+    ),
+    "scaled by nothing": (
+        {**ENGINES, "autoscaling": {"enabled": True, "cpu": 0}},
+        "autoscaling.cpu and autoscaling.inFlight are both 0: set one of them",
+    ),
+    "a share of nothing": (
+        {**ENGINES, "autoscaling": {"enabled": True}, "resources": {"requests": {"cpu": None}}},
+        "autoscaling.cpu is a share of resources.requests.cpu, which is not set",
+    ),
+    "engines without a name": (
+        {**ENGINES, "engineScaling": {"enabled": True, "prometheus": "http://p"}},
+        "engineScaling.target.name: name the Deployment or StatefulSet of the engines",
+    ),
+    "engines without Prometheus": (
+        {**ENGINES, "engineScaling": {"enabled": True, "target": {"name": "sglang"}}},
+        "engineScaling.prometheus: say where Prometheus is",
+    ),
+    "engines by nothing": (
+        {
+            **ENGINES,
+            "engineScaling": {
+                "enabled": True,
+                "prometheus": "http://p",
+                "target": {"name": "sglang"},
+                "liveTokens": 0,
+                "requests": 0,
+            },
+        },
+        "engineScaling.liveTokens and engineScaling.requests are both 0: set one of them",
+    ),
+    "fewer engines than least": (
+        {
+            **ENGINES,
+            "engineScaling": {"enabled": True, "prometheus": "http://p", "target": {"name": "s"}, "minReplicas": 9},
+        },
+        "engineScaling.minReplicas: 9 is more than engineScaling.maxReplicas 4: lower it",
+    ),
+    "all pods scraped": (
+        {**ENGINES, "metrics": {"engines": {"enabled": True}}},
+        "metrics.engines.selector: give the labels of the engines' pods",
+    ),
+    "a route of no Gateway": ({**ENGINES, "httpRoute": {"enabled": True}}, "httpRoute.parentRefs: name the Gateway"),
+    "an Ingress of no host": ({**ENGINES, "ingress": {"enabled": True}}, "ingress.hosts: name the hosts"),
+    # By the schema.
+    "a key that is none": ({**ENGINES, "replicas": 3}, "additional properties 'replicas' not allowed"),
+    "a setting that is none": (
+        {**ENGINES, "config": {"drain": {"grace": 3}}},
+        "at '/config/drain': additional properties 'grace' not allowed",
+    ),
+    "a setting out of bounds": (
+        {**ENGINES, "config": {"health": {"deep_timeout_s": 1}}},
+        "at '/config/health/deep_timeout_s': exclusiveMinimum: got 1, want 1",
+    ),
+    "a setting of another type": (
+        {**ENGINES, "config": {"limits": {"body_bytes": "64 MiB"}}},
+        "at '/config/limits/body_bytes': got string, want integer",
+    ),
+    "a word for another": (
+        {**ENGINES, "configChange": "restart"},
+        "at '/configChange': value must be one of 'reload', 'roll'",
+    ),
+    "no digest": ({**ENGINES, "image": {"digest": "latest"}}, "at '/image/digest': 'latest' does not match pattern"),
+    "engines by another name": (
+        {"engines": [{"svc": "sglang"}]},
+        "at '/engines/0': additional properties 'svc' not allowed",
+    ),
+}
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_would_not_work_is_refused(values: dict[str, Any], message: str) -> None:
+    said = refusal(values)
+    assert message in said
+    assert "hunter2" not in said
+
+
+def test_short_forms_of_settings_are_taken_as_the_router_takes_them() -> None:
+    config = {
+        "replicas": ["http://a:30000", {"url": "http://b:30000", "weight": 2}],
+        "policy": "rendezvous",
+        "keys": {"accept": {"ci": "sha256:" + "0" * 64, "bob": {"hash": "sha256:" + "1" * 64, "max_in_flight": 3}}},
+        "identity": {"rules": [{"header": "x-mine"}]},
+    }
+    taken = render({"config": config}).settings
+    assert {key: taken[key] for key in config} == config
+    assert render({"config": {**config, "policy": {"name": "rendezvous", "shadow": "random"}}})
+
+
+FLAG = st.booleans()
+TOGGLES = st.fixed_dictionaries(
+    {
+        "engines": st.just([{"service": "sglang", "port": "http"}]),
+        "config": st.fixed_dictionaries(
+            {},
+            optional={
+                "workers": st.integers(1, 8),
+                "port": st.sampled_from([8080, 9000]),
+                "admin": st.fixed_dictionaries({}, optional={"open": FLAG, "open_metrics": FLAG}),
+                "drain": st.fixed_dictionaries(
+                    {}, optional={"delay_s": st.floats(0, 60), "grace_s": st.floats(0, 9000)}
+                ),
+            },
+        ),
+        "replicaCount": st.integers(0, 9),
+    },
+    optional={
+        "configChange": st.sampled_from(["reload", "roll"]),
+        "bundledStore": st.fixed_dictionaries({"enabled": FLAG}),
+        "networkPolicy": st.fixed_dictionaries({"enabled": FLAG}),
+        "autoscaling": st.fixed_dictionaries({"enabled": FLAG, "cpu": st.just(0), "inFlight": st.just(9)}),
+        "podDisruptionBudget": st.fixed_dictionaries({"enabled": FLAG}),
+        "serviceAccount": st.fixed_dictionaries({"create": FLAG}),
+        "rbac": st.fixed_dictionaries({"create": FLAG}),
+        "antiAffinity": st.sampled_from(["soft", "hard", "none"]),
+        "ingress": st.fixed_dictionaries({"enabled": FLAG, "hosts": st.just(["llm.example.com"])}),
+        "certificates": st.dictionaries(st.sampled_from(["a", "b-1"]), st.just("mine")),
+        **{
+            name: st.none()
+            for name in ("podSecurityContext", "securityContext", "resources", "strategy", "lifecycle", "affinity")
+        },
+        **{name: st.none() for name in ("topologySpreadConstraints", "tolerations", "extraEnv", "commonLabels")},
+    },
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(TOGGLES, st.sampled_from([OLDEST, NEWEST]))
+def test_whatever_is_switched_on_kubernetes_would_take_it(values: dict[str, Any], kube: str) -> None:
+    release = render(values, kube=kube)
+    assert list(faults(release.manifests, kube)) == []
+    drain = release.settings["drain"]
+    assert release.pod["spec"]["terminationGracePeriodSeconds"] > drain["delay_s"] + drain["grace_s"]
