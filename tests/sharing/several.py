@@ -26,6 +26,8 @@ REPLICAS = 4
 TIME_SCALE = 0.02
 FIRST_TOKENS, TURN_TOKENS = 6_000, 500
 """Of a session's first prompt, and what each turn adds."""
+PATIENT_S = 0.5
+"""Of waiting for a claim: on a machine that is busy with other things one may take longer than the default allows."""
 PAGE_TOKENS = 16
 CHAT = "/v1/chat/completions"
 THERE = "the store is there"
@@ -114,23 +116,30 @@ class Several:
         self.folder = folder
         self.server = server
         self.routers: list[Router] = []
-        self._config = folder / "config.yaml"
+        self._replicas = replicas
+
+    def _config(self, url: str, wait_s: float) -> Path:
+        """A file of settings, with the store there."""
         tree = {
-            "replicas": [{"id": f"r{number}", "url": url} for number, url in enumerate(replicas)],
+            "replicas": [{"id": f"r{number}", "url": each} for number, each in enumerate(self._replicas)],
             # What is known decides here: how long others wait there, on a machine busy with other things, does not.
             "policy": {"name": "session_affinity", "parameters": {"hysteresis_s": 600}},
             "response_headers": True,
             "identity": {"secret": "the same for all"},
-            # On a machine that is busy with other things a claim may take longer than the default allows.
-            "store": {"url": server.url, "wait_s": 0.5, "timeout_s": 1.0},
+            "store": {"url": url, "wait_s": wait_s, "timeout_s": 1.0},
             "drain": {"delay_s": 0.2},
         }
-        self._config.write_text(yaml.safe_dump(tree))
+        file = self.folder / f"config-{len(self.routers)}.yaml"
+        file.write_text(yaml.safe_dump(tree))
+        return file
 
-    async def start(self, count: int = 1, *, says: Sequence[str] = (THERE,)) -> list[Router]:
-        """More of them, at once, when they are ready and have said what they think of the store."""
+    async def start(
+        self, count: int = 1, *, says: Sequence[str] = (THERE,), url: str = "", wait_s: float = PATIENT_S
+    ) -> list[Router]:
+        """More of them, at once, when they are ready and have said what they think of the store, which is at `url`."""
+        config = str(self._config(url or self.server.url, wait_s))
         logs = [self.folder / f"router-{len(self.routers) + number}.log" for number in range(count)]
-        started = [Router([], log, "--config", str(self._config)) for log in logs]
+        started = [Router([], log, "--config", config) for log in logs]
         self.routers += started
         await asyncio.gather(
             *(asyncio.to_thread(each.wait_ok, f"{each.admin_url}/readyz", LIMIT_S) for each in started)
@@ -139,13 +148,14 @@ class Several:
             await self.says(each, *says)
         return started
 
-    async def says(self, router: Router, *texts: str) -> None:
-        """Wait until a router's log has one of these texts."""
+    async def says(self, router: Router, *texts: str, times: int = 1) -> None:
+        """Wait until a router's log has one of these texts, or so many."""
 
-        async def log() -> str:
-            return router.log.read_text()
+        async def count() -> int:
+            log = router.log.read_text()
+            return sum(log.count(text) for text in texts)
 
-        await until(log, lambda log: any(text in log for text in texts), LIMIT_S, f"the log says one of {texts}")
+        await until(count, lambda said: said >= times, LIMIT_S, f"the log says one of {texts}, {times} times")
 
     async def stored(self, sessions: Sequence[Session]) -> None:
         """Wait until the store knows as many sessions."""
@@ -163,6 +173,21 @@ async def asked(router: Router, method: str, path: str, body: Any = None) -> Any
     """What the admin port answers."""
     async with httpx.AsyncClient(base_url=router.admin_url, trust_env=False, timeout=LIMIT_S) as client:
         return (await client.request(method, path, json=body)).raise_for_status().json()
+
+
+def named(what: str, count: int) -> list[Session]:
+    return [Session(f"{what} {number}") for number in range(count)]
+
+
+async def once_more(sessions: Sequence[Session], router: Router) -> list[str]:
+    """The next turn of each through one router; those that did not reach their homes, or not their KV."""
+    before = [session.home for session in sessions]
+    await asyncio.gather(*(session.turn(router.port) for session in sessions))
+    return [
+        f"{session.name}: {was} to {session.home}, {session.turns[-1]}"
+        for session, was in zip(sessions, before, strict=True)
+        if session.home != was or not session.warm()
+    ]
 
 
 class Load:

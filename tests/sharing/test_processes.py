@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,26 +11,7 @@ import pytest
 from tests.fakes.process import Router
 from tests.fakes.waiting import until
 from tests.fakes.wire import LIMIT_S
-from tests.sharing.several import THERE, TROUBLE, Load, Session, Several, asked, emulators, kill
-from tests.store.servers import NEEDED, Server, binaries
-
-
-@pytest.fixture(scope="module")
-def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    with emulators(tmp_path_factory.mktemp("emulators") / "log") as urls:
-        yield urls
-
-
-@pytest.fixture
-async def several(tmp_path: Path, replicas: list[str]) -> AsyncIterator[Several]:
-    """No router runs yet, nor does the store."""
-    found = binaries()
-    assert found, NEEDED
-    server = Server(next(iter(found.values())))
-    several = Several(tmp_path, replicas, server)
-    yield several
-    await several.stop()
-    server.remove()
+from tests.sharing.several import THERE, TROUBLE, Load, Several, asked, kill, named, once_more
 
 
 @pytest.fixture
@@ -41,21 +20,6 @@ async def pair(several: Several) -> tuple[Router, Router]:
     several.server.start()
     one, other = await several.start(2)
     return one, other
-
-
-def named(what: str, count: int) -> list[Session]:
-    return [Session(f"{what} {number}") for number in range(count)]
-
-
-async def once_more(sessions: Sequence[Session], router: Router) -> list[str]:
-    """The next turn of each through one router; those that did not reach their homes, or not their KV."""
-    before = [session.home for session in sessions]
-    await asyncio.gather(*(session.turn(router.port) for session in sessions))
-    return [
-        f"{session.name}: {was} to {session.home}, {session.turns[-1]}"
-        for session, was in zip(sessions, before, strict=True)
-        if session.home != was or not session.warm()
-    ]
 
 
 async def test_turns_reach_their_home_through_whichever_router(pair: tuple[Router, Router]) -> None:

@@ -26,7 +26,8 @@ from router.store import MemoryStore, Remembered, Store, StoreError
 from router.top.feed import Seen
 from router.top.screen import Screen
 from tests.control.test_metrics import Samples, parse, total
-from tests.fakes.wire import eventually
+from tests.fakes.waiting import until
+from tests.fakes.wire import LIMIT_S, eventually
 from tests.sharing.sites import sites
 from tests.sharing.test_sharing import Faulty, key
 
@@ -192,8 +193,7 @@ async def test_a_store_that_is_away_is_seen_with_the_reason(store: MemoryStore) 
         assert "store away: refused; 0 homes untold" in drawn(told)
         assert "<dt>Store</dt><dd><b>away</b>" in (await one.admin.get("/ui")).text
         faulty.refuses = False
-        await eventually(lambda: one.sharing.up, "it is back")
-        assert (await one.told())["verdict"]["level"] == "ok"
+        await until(one.told, lambda told: told["verdict"]["level"] == "ok", LIMIT_S, "it is back")
 
 
 async def test_what_a_store_says_is_shown_as_text(store: MemoryStore) -> None:

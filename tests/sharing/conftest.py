@@ -1,0 +1,29 @@
+"""Replicas, a store and routers as processes, for tests that ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.sharing.several import Several, emulators
+from tests.store.servers import NEEDED, Server, binaries
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    with emulators(tmp_path_factory.mktemp("emulators") / "log") as urls:
+        yield urls
+
+
+@pytest.fixture
+async def several(tmp_path: Path, replicas: list[str]) -> AsyncIterator[Several]:
+    """No router runs yet, nor does the store."""
+    found = binaries()
+    assert found, NEEDED
+    server = Server(next(iter(found.values())))
+    several = Several(tmp_path, replicas, server)
+    yield several
+    await several.stop()
+    server.remove()
