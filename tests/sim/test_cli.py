@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import os
@@ -237,7 +238,11 @@ def test_the_parsers_import_nothing_slow() -> None:
 @pytest.mark.parametrize("everybody", [True, False], ids=["Ctrl-C", "kill -INT"])
 def test_an_interrupt_ends_it_and_all_its_processes(everybody: bool) -> None:
     command = [sys.executable, "-m", "sim", "compare", "r30", "--seeds", "1-900", "--jobs", "2", "--json"]
-    with subprocess.Popen(command, cwd=ROOT, text=True, stdout=-1, stderr=-1, start_new_session=True) as process:
+    # Who starts the tests in the background may have them, and so it, ignore interrupts.
+    heeding = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(
+        command, cwd=ROOT, text=True, stdout=-1, stderr=-1, start_new_session=True, preexec_fn=heeding
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         (os.killpg if everybody else os.kill)(process.pid, signal.SIGINT)
