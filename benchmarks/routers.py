@@ -10,6 +10,7 @@ what the store was asked for, on average, and the memory that it took, by its ow
 
 Then what it costs: CPU of the router's process, before the stand-ins of `benchmarks.run`, with a store and without, in
 turn. `known`: each client keeps its session; `new`: every request is of a session of its own; `stream`: for each chunk.
+`store_ops_per_request` and `store_bytes_per_request` are what the store was asked for, and the memory that it took.
 
     python -m benchmarks.routers                                # three sessions of an excerpt
     python -m benchmarks.routers --trace sessions.jsonl.gz --outage
@@ -317,8 +318,8 @@ async def _push(plan: load.Plan, new: bool) -> load.Tally:
     return tally
 
 
-def cost_us(row: str, store: str, folder: Path) -> float:
-    """CPU of a fresh router's process: microseconds for each request, or chunk under `stream`."""
+def cost_us(row: str, store: str, folder: Path) -> tuple[float, int]:
+    """CPU of a fresh router's process: microseconds for each request, or chunk under `stream`; how many requests."""
     shape = run.SHAPES[SHAPES[row]]
     stream = row == "stream"
     concurrency = int(shape.load[shape.load.index("--concurrency") + 1])
@@ -347,21 +348,37 @@ def cost_us(row: str, store: str, folder: Path) -> float:
         processes.stop(backend)
     if tally.failed or tally.broken_streams:
         raise SystemExit(f"{row}: {tally.failed} failed, {tally.broken_streams} broken")
-    return 1e6 * (after.cpu_s - before.cpu_s) / (len(tally.transit_ns) if stream else tally.done)
+    return 1e6 * (after.cpu_s - before.cpu_s) / (len(tally.transit_ns) if stream else tally.done), tally.done
 
 
 def costs(server: Server, folder: Path, repeats: int) -> None:
     """Print a line for each row: the median with and without, and their ratio."""
     for row in SHAPES:
         found: dict[str, list[float]] = {"": [], server.url: []}
+        asked = {OPS: 0, MEMORY: 0}
+        requests = 0
         for _ in range(repeats):
             for store, values in found.items():
                 server.ask("FLUSHALL")
-                values.append(cost_us(row, store, folder))
+                before = info(server)
+                cost, done = cost_us(row, store, folder)
+                values.append(cost)
+                if store:
+                    requests += done
+                    asked = {name: asked[name] + value - before[name] for name, value in info(server).items()}
         own, shared = (statistics.median(values) for values in found.values())
         unit = "chunk" if row == "stream" else "request"
-        line = {"cost": row, f"us_per_{unit}": round(own, 1), f"us_per_{unit}_shared": round(shared, 1)}
-        print(json.dumps({**line, "ratio": round(shared / own, 2), "repeats": repeats}), flush=True)
+        line = {
+            "cost": row,
+            f"us_per_{unit}": round(own, 1),
+            f"us_per_{unit}_shared": round(shared, 1),
+            "ratio": round(shared / own, 2),
+            "store_ops_per_request": round(asked[OPS] / requests, 2),
+            "store_bytes_per_request": round(asked[MEMORY] / requests),
+            "requests_per_s": round(requests / repeats / COST_S),
+            "repeats": repeats,
+        }
+        print(json.dumps(line), flush=True)
 
 
 def main() -> None:

@@ -91,10 +91,13 @@ def watched(folder: Path, seconds: float) -> Iterator[Watched]:
         store = Server(found[0])
         stack.callback(store.remove)
         store.start()
+        known = folder / "replicas.yaml"
+        known.write_text(yaml.safe_dump(fleet.urls))
         config = folder / "warmroute.yaml"
         config.write_text(
             yaml.safe_dump(
                 {
+                    "discovery": {"file": str(known)},
                     "policy": {"name": "session_affinity", "shadow": "dual_choice"},
                     "journal": {"path": str(folder / "journal.jsonl")},
                     "health": {"fail_after": 6, "passive_fail_after": 40},  # some requests find out first
@@ -104,7 +107,7 @@ def watched(folder: Path, seconds: float) -> Iterator[Watched]:
                 }
             )
         )
-        router = start_router(fleet.urls, folder / "router.log", "--config", str(config))
+        router = start_router([], folder / "router.log", "--config", str(config))
         stack.callback(router.stop)
         prometheus = _prometheus(stack, folder, [router.admin_url], fleet.urls)
         began = time.time()
