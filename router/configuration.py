@@ -41,7 +41,7 @@ def load(file: str | None = None, flags: Mapping[str, Any] | None = None) -> Set
         tree = read_file(file) if file is not None else {}
         return Settings(**_over(_over(_spelt(tree), _environment()), _spelt(flags or {})))
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(fault) for fault in error.errors())) from None
+        raise ConfigError("\n".join(explained(error))) from None
     except RecursionError:
         raise ConfigError(f"--config {file}: nested too deeply, or an alias that contains itself") from None
 
@@ -61,15 +61,25 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def parsed(text: str) -> Any:
+    """What a text in YAML holds. Raises ValueError with the fault in one line."""
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        # The last four are PyYAML's own way of failing on a value that its tag forbids.
+        raise ValueError(f"not good YAML: {' '.join(str(error).split())}") from None
+
+
 def read_file(file: str) -> dict[str, Any]:
     """The tree in a YAML file. Raises ConfigError."""
     try:
-        tree = yaml.load(Path(file).read_text(encoding="utf-8"), _Loader)
+        tree = parsed(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--config {file}: {error.strerror}: give the path of a readable YAML file") from None
-    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        # The last four are PyYAML's own way of failing on a value that its tag forbids.
-        raise ConfigError(f"--config {file}: not good YAML: {' '.join(str(error).split())}") from None
+    except UnicodeError as error:
+        raise ConfigError(f"--config {file}: not good YAML: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"--config {file}: {error}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -212,9 +222,14 @@ def _shown(path: list[str], value: object) -> str:
     return repr(value) if path[0] == "admin" and len(str(value)) < MIN_TOKEN_CHARS else "***"
 
 
-def _explain(fault: Any) -> str:
-    """One fault as a line: key, what is wrong, value, remedy."""
-    path = [str(part) for part in fault["loc"]]
+def explained(error: ValidationError, *under: str) -> Iterator[str]:
+    """A line for each fault of settings, or of what stands under these keys of them: key, fault, value, remedy."""
+    for fault in error.errors():
+        yield _explain(fault, under)
+
+
+def _explain(fault: Any, under: tuple[str, ...]) -> str:
+    path = [*under, *(str(part) for part in fault["loc"])]
     where = ".".join(path)
     if fault["type"] == "extra_forbidden":
         model: type[BaseModel] = Settings

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from itertools import islice
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from router.configuration import explained, parsed
 from router.discovery.feed import Feed, Trouble
 from router.discovery.targets import Target
 from router.files import text_of
@@ -16,6 +17,9 @@ from router.source import Content
 
 LOOK_S = 1.0
 """Between two looks at the file."""
+
+TOLD_FAULTS = 3
+"""At most, of one file."""
 
 _LIST = TypeAdapter(list[ReplicaSettings])
 
@@ -54,25 +58,20 @@ class FileSource:
 def read(file: str) -> list[Target]:
     """The replicas in the file. Raises Trouble naming what is wrong and the remedy."""
     try:
-        tree = yaml.safe_load(text_of(file))
-    except yaml.YAMLError as error:
-        raise Trouble(f"it is not good YAML: {' '.join(str(error).split())}") from None
-    except (ValueError, RecursionError) as error:
-        raise Trouble(str(error) or "it is nested too deeply") from None
+        text = text_of(file)
+    except ValueError as error:
+        raise Trouble(str(error)) from None
+    try:
+        tree = parsed(text)
+    except ValueError as error:
+        raise Trouble(f"it is {error}") from None
     if not isinstance(tree, list):
         raise Trouble(f"expected a list of replicas, got {type(tree).__name__}: write [] where there are to be none")
     try:
         replicas = _LIST.validate_python(tree)
         check_distinct(replicas)
     except ValidationError as error:
-        raise Trouble("; ".join(map(_told, error.errors()[:3]))) from None
+        raise Trouble("; ".join(islice(explained(error, "replicas"), TOLD_FAULTS))) from None
     except ValueError as error:
         raise Trouble(str(error)) from None
     return [Target(each.id, each.url, each.weight) for each in replicas]
-
-
-def _told(fault: object) -> str:
-    """One fault of pydantic's: where, and what."""
-    assert isinstance(fault, dict)
-    where = ".".join(map(str, fault["loc"]))
-    return f"{where}: {str(fault['msg']).removeprefix('Value error, ')}"

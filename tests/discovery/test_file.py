@@ -81,6 +81,8 @@ def write(text: str) -> Callable[[Written], object]:
 
 BAD = {
     "half of it": (write("- http://10.0.0.1:30000\n- {id: b, url"), "it is not good YAML"),
+    "a key twice": (write("- {url: 'http://a:1', url: 'http://b:1'}"), "the key 'url' is given twice"),
+    "a tag that forbids its value": (write("- !!timestamp x"), "it is not good YAML"),
     "emptied": (write(""), "expected a list of replicas, got NoneType: write [] where there are to be none"),
     "a mapping": (write("replicas: []"), "expected a list of replicas, got dict"),
     "no URL": (write("- 10.0.0.1:30000"), "'10.0.0.1:30000'"),
