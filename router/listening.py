@@ -10,6 +10,7 @@ from typing import Any
 
 import uvicorn
 
+from router.hosts import in_url
 from router.settings import ServerTlsSettings
 from router.tls import ServerTls
 
@@ -90,4 +91,4 @@ def url(sock: socket.socket, tls: ServerTls | None) -> str:
     """Of a bound socket, as it is told."""
     host, port = sock.getsockname()[:2]
     scheme = "http" if tls is None else "https"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return f"{scheme}://{in_url(host)}:{port}"

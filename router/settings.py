@@ -32,6 +32,7 @@ from policies import registry
 from policies.admission import AdmissionConfig
 from router import keys, token
 from router.files import text_of
+from router.hosts import in_url
 from router.identity import CREDENTIALS, parse_rules
 from router.proxy import guard
 from router.proxy.headers import KEPT
@@ -855,6 +856,6 @@ def normal_url(url: str) -> str:
         raise ValueError(f"{url!r}: leave out user, query and fragment")
     if not _AUTHORITY.fullmatch(parts.netloc):
         raise ValueError(f"{url!r}: {parts.netloc!r} is not a host with or without a port: {example}, one URL each")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    host = in_url(parts.hostname)
     default = 443 if parts.scheme == "https" else 80
     return f"{parts.scheme}://{host}{'' if port in (None, default) else f':{port}'}{parts.path.rstrip('/')}"

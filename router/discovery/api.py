@@ -14,6 +14,7 @@ import msgspec
 from router.discovery.feed import Trouble
 from router.discovery.slices import Status
 from router.files import text_of
+from router.hosts import in_url
 from router.settings import KubernetesSettings
 from router.tls import replica_context
 
@@ -100,7 +101,7 @@ def _own_url() -> str:
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
     if not host or not port:
         raise Trouble("KUBERNETES_SERVICE_HOST and _PORT are not set: outside of a pod set url, token_file and ca_file")
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    return f"https://{in_url(host)}:{port}"
 
 
 def _token(file: str) -> str:

@@ -15,6 +15,7 @@ from dns.rdtypes.IN.SRV import SRV
 from router.discovery.feed import Feed, Trouble
 from router.discovery.slices import url_of
 from router.discovery.targets import Target
+from router.hosts import in_url
 from router.settings import DnsSettings
 
 ANSWER_S = 5.0
@@ -54,7 +55,7 @@ class DnsSource:
         """A replica for each address."""
         given = self._settings
         addresses, ttl_s = await _addresses(resolver, given.name)
-        return [_target(given.scheme, each, port, f"{_host(each)}:{port}") for each in addresses], ttl_s
+        return [_target(given.scheme, each, port, f"{in_url(each)}:{port}") for each in addresses], ttl_s
 
     async def _services(self, resolver: dns.asyncresolver.Resolver) -> tuple[list[Target], float]:
         """A replica for each SRV record, called by its target and reached at the target's address.
@@ -112,10 +113,6 @@ def _target(scheme: str, address: str, port: int, id: str) -> Target:
         return Target(id, url_of(scheme, address, port))
     except ValueError as error:
         raise Trouble(f"DNS tells what cannot be a replica: {error}") from None
-
-
-def _host(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
 
 
 def _resolver(settings: DnsSettings) -> dns.asyncresolver.Resolver:

@@ -9,6 +9,7 @@ import httptools
 
 from router import errors
 from router.errors import Refusal
+from router.hosts import in_url
 from router.proxy.headers import request_id
 
 if TYPE_CHECKING:
@@ -129,5 +130,5 @@ def _own_authorities(transport: asyncio.Transport) -> set[bytes]:
     if not isinstance(address, tuple):
         return set()
     host, port = str(address[0]), address[1]
-    names = {f"[{host}]" if ":" in host else host, "localhost", "127.0.0.1", "[::1]"}
+    names = {in_url(host), "localhost", "127.0.0.1", "[::1]"}
     return {f"{name}:{port}".encode() for name in names} | ({n.encode() for n in names} if port == 80 else set())
