@@ -22,6 +22,7 @@ from router.discovery.slices import naming
 from router.settings import KubernetesSettings
 from tests.discovery.followed import Followed, followed
 from tests.fakes.kubernetes import KubernetesApi, Scripted, endpoint_slice, pod
+from tests.fakes.logged import logged
 from tests.fakes.process import free_port
 from tests.fakes.wire import LIMIT_S, eventually
 
@@ -251,7 +252,7 @@ async def test_when_the_api_server_is_gone_what_it_told_stays(
         api.put(endpoint_slice("s-1", [pod("b", "10.0.0.2"), pod("c", "10.0.0.3")]))
         await api.start()
         await seen.ids("b", "c")
-    lines = [record.message for record in caplog.records if record.name == "warmroute.discovery"]
+    lines = [record.message for record in logged(caplog, "warmroute.discovery")]
     assert len([line for line in lines if "cannot be heard" in line]) == 1, "once, however often it is asked"
     assert "the 2 replicas that it told last stay" in lines[0]
     assert "answers again" in lines[-1]

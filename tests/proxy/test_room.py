@@ -13,6 +13,7 @@ from policies.admission import AdmissionConfig
 from policies.round_robin import RoundRobin
 from policies.types import Choice, Load, Replica, Request
 from tests.fakes.client import Answer, RawClient, get, post
+from tests.fakes.logged import logged
 from tests.fakes.proxied import Proxied
 from tests.fakes.upstream import REFUSING, Peer, RawRequest, ok
 from tests.fakes.wire import eventually
@@ -216,10 +217,10 @@ async def test_the_log_says_when_the_kv_gate_acts_and_when_it_is_open(
     now, room = router.proxy.clock(), router.proxy.room
     router.balancer.report(router.replica("a"), Load(now, capacity_tokens=500), now)
     room.admission.gate._begin(now)
-    await eventually(lambda: bool(caplog.records))
+    await eventually(lambda: bool(logged(caplog, "warmroute.proxy")))
     room.admission.configure(AdmissionConfig(kv_gate=False), now)
     room.look()
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in logged(caplog, "warmroute.proxy")] == [
         "the KV gate acts: live sessions do not fit the KV caches of 500 tokens, and are let in up to 920",
         "the KV gate is open: no session is held back any more",
     ]

@@ -17,6 +17,7 @@ from router.probes import RETRY_UPWARD_S, STATEMENT_S
 from router.proxy.upstream import Upstream
 from router.settings import HealthSettings
 from router.standing import Missing
+from tests.fakes.logged import logged
 from tests.fakes.replica import SILENCE, FakeReplica, Reply
 from tests.fakes.wire import eventually
 
@@ -103,7 +104,9 @@ async def test_503_means_nothing_new_at_once(watch: Watch, caplog: pytest.LogCap
     assert watched.health.since(watched.replica) != since
     watched.fake.say("/ready", 200)
     await watched.becomes(State.READY)
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"], "one line for each change"
+    assert [record.levelname for record in logged(caplog, "warmroute.health")] == ["WARNING", "INFO"], (
+        "one line for each change"
+    )
     assert "replica r is draining (was ready): /ready says 503" in caplog.text
 
 

@@ -223,12 +223,14 @@ async def test_a_disk_that_stalls_costs_lines_and_no_waiting(disk: Disk) -> None
         return any(each.get("replica", 0) >= count for each in disk.read())
 
     await eventually(resumed, "lines again")
-    found = disk.read()
-    gap = next(number for number, each in enumerate(found) if each.get("lost"))
-    assert found[gap]["call"] == "journal"
-    assert found[gap]["lost"] == journal.dropped
-    numbers = [each["replica"] for each in found if each["call"] == "join"]
-    assert numbers == [*range(gap - 1), *range(gap - 1 + journal.dropped, numbers[-1] + 1)], "no hole but that one"
+    lost = written = 0
+    for each in disk.read():
+        if each["call"] == "journal":
+            lost = each["lost"]
+        else:
+            assert each["replica"] == lost + written, "no hole but those that a header tells of"
+            written += 1
+    assert lost > 0
     await asyncio.to_thread(journal.close)
 
 

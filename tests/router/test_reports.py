@@ -16,6 +16,7 @@ from router.ask import MAX_BYTES, Asker
 from router.proxy.upstream import Upstream
 from router.reports import RETRY_UPWARD_S, Reports
 from router.settings import ReportSettings
+from tests.fakes.logged import logged
 from tests.fakes.recorder import Recorder
 from tests.fakes.replica import SILENCE, FakeReplica, Reply
 from tests.fakes.wire import eventually
@@ -151,7 +152,7 @@ async def test_a_restart_is_seen_once_whichever_sign_is_seen_first(
         await polled.reported()
     assert polled.told(CacheCleared) == 1
     assert polled.replica.since == at
-    (message,) = [record.message for record in caplog.records]
+    (message,) = [record.message for record in logged(caplog, "warmroute.reports")]
     assert message.startswith("replica r restarted")
 
 
@@ -218,7 +219,7 @@ async def test_an_engine_that_tells_nothing_is_left_alone_for_a_minute(
     assert polled.fake.asked.count("/metrics") == asked
     polled.now += RETRY_UPWARD_S
     await polled.fake.asked_for("/metrics")
-    assert [record.message for record in caplog.records] == [
+    assert [record.message for record in logged(caplog, "warmroute.reports")] == [
         "replica r tells no load: it has none of /v1/loads, /get_load, /metrics"
     ]
 
@@ -245,7 +246,7 @@ async def test_trouble_is_logged_when_it_comes_and_when_it_goes(
     assert polled.load.at == 1000.0
     polled.say(num_running_reqs=2)
     assert (await polled.reported()).running == 2
-    messages = [record.message for record in caplog.records]
+    messages = [record.message for record in logged(caplog, "warmroute.reports")]
     assert len(messages) == 2, messages
     assert told in messages[0]
     assert messages[1] == "replica r tells its load again"

@@ -15,6 +15,7 @@ from policies.sharing import Note
 from policies.types import OUTCOMES, Cause, Phase, Request
 from router.others import SILENT_S
 from router.store import Heard, MemoryStore, Message, Remembered, StoreError
+from tests.fakes.logged import logged
 from tests.fakes.wire import eventually
 from tests.sharing.sites import REPLICAS, Held, Site, sites
 
@@ -221,7 +222,7 @@ async def test_a_store_that_may_be_read_only_is_away_and_said_to_be_once(
             assert (one.sharing.up, one.sharing.why) == (False, "read only")
             faulty.read_only = False
             await eventually(lambda: one.sharing.up, "it is back")
-    said = [record.getMessage() for record in caplog.records]
+    said = [record.getMessage() for record in logged(caplog, "warmroute.store")]
     assert [text.partition(":")[0] for text in said] == [
         "the store is there",
         "the store does not do its work (tell)",
