@@ -1,4 +1,7 @@
-"""What Redis does in one step, in Lua. Each touches the one key that it is given, so that a cluster can run it.
+"""What Redis does in one step, in Lua. Each touches the keys that it is given and no others.
+
+Those of sessions take several at once, as a command of its own for each would cost the router more than all else that
+it does for them. A cluster gives one at a time: its keys are not in one place.
 
 A session is a hash: a field for each home, and in it 16 digits of microseconds by the server's clock, then the note.
 """
@@ -10,22 +13,31 @@ from hashlib import sha1
 _NOW = "local t = redis.call('TIME')\nlocal now = t[1] * 1000000 + t[2]\n"
 
 _PUT = """
-local function put(i, home, note)
+local function put(key, i, home, note)
   if note == '' then
-    redis.call('HDEL', KEYS[1], home)
+    redis.call('HDEL', key, home)
     return
   end
-  redis.call('HSET', KEYS[1], home, string.format('%016.0f', now + i) .. note)
+  redis.call('HSET', key, home, string.format('%016.0f', now + i) .. note)
 end
-local function bound(most, ttl)
-  local over = redis.call('HLEN', KEYS[1]) - most
+local function bound(key, most, ttl)
+  local over = redis.call('HLEN', key) - most
   if over > 0 then
-    local all, homes = redis.call('HGETALL', KEYS[1]), {}
+    local all, homes = redis.call('HGETALL', key), {}
     for i = 1, #all, 2 do homes[#homes + 1] = {string.sub(all[i + 1], 1, 16), all[i]} end
     table.sort(homes, function(a, b) return a[1] < b[1] end)
-    for i = 1, over do redis.call('HDEL', KEYS[1], homes[i][2]) end
+    for i = 1, over do redis.call('HDEL', key, homes[i][2]) end
   end
-  redis.call('PEXPIRE', KEYS[1], ttl)
+  redis.call('PEXPIRE', key, ttl)
+end
+local at = 3
+for _, key in ipairs(KEYS) do
+  local last = at + 2 * ARGV[at]
+  for i = at + 1, last, 2 do
+    if wanted(key, ARGV[i]) then put(key, i, ARGV[i], ARGV[i + 1]) end
+  end
+  bound(key, tonumber(ARGV[2]), ARGV[1])
+  at = last + 1
 end
 """
 
@@ -41,36 +53,25 @@ class Script:
 CLAIM = Script(
     _NOW
     + """
-local known = redis.call('HGETALL', KEYS[1])
-if #known == 0 then
-  redis.call('HSET', KEYS[1], ARGV[2], string.format('%016.0f', now) .. ARGV[3])
+local answer = {string.format('%016.0f', now)}
+for i, key in ipairs(KEYS) do
+  local known = redis.call('HGETALL', key)
+  if #known == 0 then
+    redis.call('HSET', key, ARGV[2 * i], string.format('%016.0f', now) .. ARGV[2 * i + 1])
+  end
+  redis.call('PEXPIRE', key, ARGV[1])
+  answer[i + 1] = known
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[1])
-return {string.format('%016.0f', now), known}
+return answer
 """
 )
-"""TTL in milliseconds, home, note. Answers with the time and with fields and values that were there."""
+"""TTL in milliseconds, then home and note for each key. Answers with the time, and for each key with fields and values
+that were there."""
 
-PUT = Script(
-    _NOW
-    + _PUT
-    + """
-for i = 3, #ARGV, 2 do put(i, ARGV[i], ARGV[i + 1]) end
-bound(tonumber(ARGV[2]), ARGV[1])
-"""
-)
-"""TTL, most homes, then home and note of each; an empty note takes the home out."""
+PUT = Script(_NOW + "local function wanted() return true end" + _PUT)
+"""TTL, most homes, then for each key how many homes, and home and note of each; an empty note takes the home out."""
 
-RESTORE = Script(
-    _NOW
-    + _PUT
-    + """
-for i = 3, #ARGV, 2 do
-  if redis.call('HEXISTS', KEYS[1], ARGV[i]) == 0 then put(i, ARGV[i], ARGV[i + 1]) end
-end
-bound(tonumber(ARGV[2]), ARGV[1])
-"""
-)
+RESTORE = Script(_NOW + "local function wanted(key, home) return redis.call('HEXISTS', key, home) == 0 end" + _PUT)
 """As PUT, of homes that are not there."""
 
 SAY = Script(

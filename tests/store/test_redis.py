@@ -57,6 +57,19 @@ async def test_nothing_listens_there(tmp_path: Path) -> None:
             assert "cannot be reached" in said
 
 
+async def test_what_is_asked_and_told_of_many_sessions_at_once_takes_few_commands(start: Start) -> None:
+    server = start()
+    async with opened(server.url) as store:
+        await works_again(store)
+        before = server.ask("INFO", "commandstats")["cmdstat_evalsha"]["calls"]
+        asked = [store.claim(note(key, replica)) for key in range(100, 300) for replica in ("a", "b")]
+        known = [[each.note.replica for each in answer] for answer in await asyncio.gather(*asked)]
+        assert known == [[], ["a"]] * 200, "one session is claimed by the first that asks for it"
+        await store.tell(Message("one", [note(key, "c") for key in range(100, 300)]))
+        assert [each.note.replica for each in await store.claim(note(299))] == ["c", "a"]
+        assert server.ask("INFO", "commandstats")["cmdstat_evalsha"]["calls"] - before < 20
+
+
 # Faults
 
 
