@@ -1,4 +1,4 @@
-"""Several routers with one memory: what sessions see of it, and what it costs.
+"""Several routers with one memory: what sessions see of it.
 
 The sessions of a trace of coding agents, each turn through a router drawn anew, as behind a balancer that knows
 nothing of sessions. They meet emulated replicas; prompts agree as far as the trace's blocks do. Prints a JSON line for
@@ -6,15 +6,12 @@ each number of routers: `hit_rate` (of prompt tokens, as the replicas count them
 emulated hardware), `failed`, and `moved` (turns that did not go where the turn before was). `--alone` adds lines of
 routers that share nothing. `--outage` stops the store's process for 5 seconds in the middle; `recovered_s` is how long
 it then took until every router was in touch with it and had told all it knew. `store_ops_per_s` and `store_mib` are
-what the store was asked for, on average, and the memory that it took, by its own INFO.
-
-Then what it costs: CPU of the router's process, before the stand-ins of `benchmarks.run`, with a store and without, in
-turn. `known`: each client keeps its session; `new`: every request is of a session of its own; `stream`: for each chunk.
-`store_ops_per_request` and `store_bytes_per_request` are what the store was asked for, and the memory that it took.
+what the store was asked for, on average, and the memory that it took, by its own INFO. What sharing costs a router is
+measured by `benchmarks.store_cost`.
 
     python -m benchmarks.routers                                # three sessions of an excerpt
     python -m benchmarks.routers --trace sessions.jsonl.gz --outage
-    python -m benchmarks.routers --routers 2 --no-cost
+    python -m benchmarks.routers --routers 2
 
 It needs a Redis or Valkey as the tests do (`tests.store.servers`).
 """
@@ -28,24 +25,19 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import httpx
 import uvloop
 
-from benchmarks import fleet, load, processes, run
-from benchmarks.peers import URLS
+from benchmarks import fleet, processes, store_cost
 from sim import traces
 from sim.emulator.tokens import UNIT
 from sim.traces import Session, Step
-from tests.fakes.process import free_port
 from tests.store.servers import NEEDED, Server, binaries
 
 TRACE = Path(__file__).parent.parent / "tests/sim/data/claude_code.jsonl"
@@ -58,10 +50,6 @@ SPREAD_S = 60.0
 FIRST_BLOCKS, MESSAGE_BLOCKS = 4, 64
 """Of a trace's blocks: in the user's first message, and in each after it."""
 OUTAGE_S = 5.0
-OPS, MEMORY = "total_commands_processed", "used_memory"
-REPEATS = 3
-COST_S = 6.0
-SHAPES = {"known": "small", "new": "small", "stream": "stream"}
 
 
 @dataclass(slots=True)
@@ -73,15 +61,6 @@ class Seen:
     ttft_s: list[float] = field(default_factory=list)
     failed: int = 0
     moved: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A router's process."""
-
-    url: str
-    admin_url: str
-    pid: int
 
 
 def sessions_of(path: Path, most: int, turns: int) -> list[Session]:
@@ -119,44 +98,6 @@ def messages(session: str, turn: int, step: Step, block_tokens: int) -> list[dic
     ]
     rest = step.prompt_tokens * UNIT - sum(len(each["content"]) for each in written)
     return [*written, {"role": "user", "content": Random(f"{session} {turn}").randbytes(max(UNIT, rest) // 2).hex()}]
-
-
-@contextmanager
-def routers(number: int, urls: Sequence[str], store: str, folder: Path) -> Iterator[list[Started]]:
-    """So many, while they run."""
-    config = folder / "config.json"
-    replicas = [{"id": f"r{n}", "url": url} for n, url in enumerate(urls)]
-    config.write_text(json.dumps({"replicas": replicas, "response_headers": True, **sharing(store)}))
-    with ExitStack() as stack:
-        started = []
-        for n in range(number):
-            port, admin_port = free_port(), free_port()
-            command = [sys.executable, "-m", "router.cli", "serve", "--config", str(config)]
-            command += ["--port", str(port), "--admin-port", str(admin_port)]
-            with (folder / f"router-{n}.log").open("wb") as log:
-                process = processes.start(command, output=log, errors=log)
-            stack.callback(processes.stop, process)
-            started.append(Started(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", process.pid))
-        for each in started:
-            _wait_ready(f"{each.admin_url}/readyz", folder)
-        yield started
-
-
-def sharing(store: str) -> dict[str, Any]:
-    """Settings of a router that shares through this store, or nothing."""
-    return {"identity": {"secret": "of the benchmark"}, "store": {"url": store}} if store else {}
-
-
-def _wait_ready(url: str, folder: Path) -> None:
-    end = time.monotonic() + processes.START_S
-    while time.monotonic() < end:
-        try:
-            if httpx.get(url, trust_env=False, timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(fleet.POLL_S)
-    raise SystemExit(f"a router was not ready; what they say is in {folder}")
 
 
 async def play(urls: Sequence[str], sessions: Sequence[Session], block_tokens: int, scale: float) -> Seen:
@@ -215,7 +156,7 @@ async def _ask(
     return answer.headers["x-warmroute-replica"]
 
 
-async def interrupted(server: Server, started: Sequence[Started], after_s: float) -> float:
+async def interrupted(server: Server, started: Sequence[fleet.Router], after_s: float) -> float:
     """Stop the store's process for a while. Seconds until all routers are over it."""
     await asyncio.sleep(after_s)
     server.pause()
@@ -237,12 +178,6 @@ async def interrupted(server: Server, started: Sequence[Started], after_s: float
     return time.monotonic() - back
 
 
-def info(server: Server) -> dict[str, int]:
-    """What the store counts."""
-    told = server.ask("INFO")
-    return {name: int(told[name]) for name in (OPS, MEMORY)}
-
-
 def compare(args: argparse.Namespace, server: Server, folder: Path) -> None:
     """Print a line for each number of routers."""
     sessions = sessions_of(args.trace, args.sessions, args.turns)
@@ -253,19 +188,22 @@ def compare(args: argparse.Namespace, server: Server, folder: Path) -> None:
         options = ["--time-scale", str(scale), "--page-size", "16"]
         server.ask("FLUSHALL")
         store = "" if alone else server.url
-        with fleet.emulators(args.replicas, *options) as replicas, routers(number, replicas, store, folder) as started:
+        with (
+            fleet.emulators(args.replicas, *options) as replicas,
+            fleet.routers(number, replicas, store, folder) as started,
+        ):
 
             async def all_of_it(
-                started: Sequence[Started] = started, outage: bool = args.outage and not alone
+                started: Sequence[fleet.Router] = started, outage: bool = args.outage and not alone
             ) -> tuple[Seen, float | None]:
                 playing = play([each.url for each in started], sessions, block_tokens, scale)
                 if not outage:
                     return await playing, None
                 return await asyncio.gather(playing, interrupted(server, started, SPREAD_S * scale * 0.75))
 
-            began, before = time.monotonic(), info(server)
+            began, before = time.monotonic(), store_cost.info(server)
             seen, recovered_s = uvloop.run(all_of_it())
-            wall_s, after = time.monotonic() - began, info(server)
+            wall_s, after = time.monotonic() - began, store_cost.info(server)
         ordered = sorted(seen.ttft_s)
         row = {
             "routers": number,
@@ -279,106 +217,11 @@ def compare(args: argparse.Namespace, server: Server, folder: Path) -> None:
             "ttft_p99_s": round(ordered[int(0.99 * (len(ordered) - 1))], 3),
             "failed": seen.failed,
             "moved": seen.moved,
-            "store_ops_per_s": round((after[OPS] - before[OPS]) / wall_s, 1),
-            "store_mib": round((after[MEMORY] - before[MEMORY]) / 2**20, 2),
+            "store_ops_per_s": round((after.commands - before.commands) / wall_s, 1),
+            "store_mib": round((after.bytes - before.bytes) / 2**20, 2),
             "wall_s": round(wall_s, 1),
         }
         print(json.dumps(row), flush=True)
-
-
-# Cost
-
-
-class _New(load.Session):
-    """Every turn is of a session that nobody has seen."""
-
-    _numbers = count()
-
-    def _next_turn(self) -> None:
-        self._request = self._plan.request(f"new-{next(self._numbers)}")
-        super()._next_turn()
-
-
-async def _push(plan: load.Plan, new: bool) -> load.Tally:
-    """Closed-loop load, as `benchmarks.load` makes it."""
-    tally = load.Tally()
-    end_ns = time.monotonic_ns() + int(plan.seconds * 1e9)
-    loop = asyncio.get_running_loop()
-    session = _New if new else load.Session
-
-    async def client(number: int) -> None:
-        request = plan.request(f"known-{number}")
-        while time.monotonic_ns() < end_ns:
-            _, protocol = await loop.create_connection(
-                lambda: session(plan, request, tally, end_ns), plan.host, plan.port
-            )
-            await protocol.closed
-
-    await asyncio.gather(*(client(number) for number in range(plan.concurrency)))
-    return tally
-
-
-def cost_us(row: str, store: str, folder: Path) -> tuple[float, int]:
-    """CPU of a fresh router's process: microseconds for each request, or chunk under `stream`; how many requests."""
-    shape = run.SHAPES[SHAPES[row]]
-    stream = row == "stream"
-    concurrency = int(shape.load[shape.load.index("--concurrency") + 1])
-    size = int(shape.load[shape.load.index("--body-kb") + 1]) * 1024
-    chunks = int(shape.backend[shape.backend.index("--chunks") + 1])
-    backend = run.start_backend(shape.backend)
-    try:
-        with routers(1, URLS, store, folder) as [router]:
-            port = int(router.url.rpartition(":")[2])
-            plan = load.Plan(
-                host="127.0.0.1",
-                port=port,
-                path="/v1/chat/completions",
-                stream=stream,
-                chunks=chunks,
-                concurrency=concurrency,
-                seconds=COST_S,
-                body_bytes=size,
-                ramp_s=0.0,
-                session_header="x-session-affinity",
-            )
-            before = processes.cost(router.pid)
-            tally = uvloop.run(_push(plan, row == "new"))
-            after = processes.cost(router.pid)
-    finally:
-        processes.stop(backend)
-    if tally.failed or tally.broken_streams:
-        raise SystemExit(f"{row}: {tally.failed} failed, {tally.broken_streams} broken")
-    return 1e6 * (after.cpu_s - before.cpu_s) / (len(tally.transit_ns) if stream else tally.done), tally.done
-
-
-def costs(server: Server, folder: Path, repeats: int) -> None:
-    """Print a line for each row: the median with and without, and their ratio."""
-    for row in SHAPES:
-        found: dict[str, list[float]] = {"": [], server.url: []}
-        asked = {OPS: 0, MEMORY: 0}
-        requests = 0
-        for _ in range(repeats):
-            for store, values in found.items():
-                server.ask("FLUSHALL")
-                before = info(server)
-                cost, done = cost_us(row, store, folder)
-                values.append(cost)
-                if store:
-                    requests += done
-                    asked = {name: asked[name] + value - before[name] for name, value in info(server).items()}
-        own, shared = (statistics.median(values) for values in found.values())
-        unit = "chunk" if row == "stream" else "request"
-        line = {
-            "cost": row,
-            f"us_per_{unit}": round(own, 1),
-            f"us_per_{unit}_shared": round(shared, 1),
-            "ratio": round(shared / own, 2),
-            "store_ops_per_request": round(asked[OPS] / requests, 2),
-            "store_bytes_per_request": round(asked[MEMORY] / requests),
-            "requests_per_s": round(requests / repeats / COST_S),
-            "repeats": repeats,
-        }
-        print(json.dumps(line), flush=True)
 
 
 def main() -> None:
@@ -392,8 +235,6 @@ def main() -> None:
     cli.add_argument("--speed", type=float, default=5.0, help="emulated seconds per second (default: %(default)s)")
     cli.add_argument("--outage", action="store_true", help=f"the store stands still for {OUTAGE_S:g} s in the middle")
     cli.add_argument("--alone", action="store_true", help="also routers that share nothing")
-    cli.add_argument("--no-cost", action="store_true")
-    cli.add_argument("--repeats", type=int, default=REPEATS, help="of costs (default: %(default)s)")
     args = cli.parse_args()
     found = binaries()
     if not found:
@@ -403,8 +244,6 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory(prefix="warmroute-routers-") as folder:
             compare(args, server, Path(folder))
-            if not args.no_cost:
-                costs(server, Path(folder), args.repeats)
     finally:
         server.remove()
 
