@@ -10,7 +10,8 @@ Three kinds of request:
 With `known` and `new`, each replica has OPEN requests in flight, and others of other routers. Prompts are of 60,000
 tokens, with the hashes of their blocks. Prints a JSON line for each: `p50_us`, `p99_us` and `max_us` are of the choice,
 which a request waits for; `end_p50_us` is of its first token and end, told after its bytes have gone. Times are of wall
-time, with the collector of garbage as the router runs it: run it on an idle machine.
+time, with the collector of garbage as the router runs it: run it on an idle machine. `max_cpu_us` is the most of this
+thread's own time that a choice took: what is far above it in `max_us` was another process's turn.
 
     python -m benchmarks.placement [POLICY ...]
 """
@@ -66,9 +67,9 @@ class Measured:
             self.balancer.join(replica, self.now)
             self.balancer.report(replica, Load(self.now, 0, 0, 0, capacity_tokens=room), self.now)
 
-    def place(self, sessions: Iterable[int]) -> tuple[list[int], list[int]]:
-        """Nanoseconds that each session's placement took, and its end, in ascending order."""
-        taken_ns, ended_ns = [], []
+    def place(self, sessions: Iterable[int]) -> tuple[list[int], list[int], int]:
+        """Nanoseconds that each placement took, and its end, in ascending order; and the most CPU of a placement."""
+        taken_ns, ended_ns, most_cpu_ns = [], [], 0
         balancer = self.balancer
         gc.collect()
         gc.freeze()
@@ -76,9 +77,11 @@ class Measured:
         for count, session in enumerate(sessions):
             request = turn(session)
             self.now += STEP_S
+            cpu = time.thread_time_ns()
             started = time.perf_counter_ns()
             lease = balancer.acquire(request, self.now)
             placed = time.perf_counter_ns()
+            most_cpu_ns = max(most_cpu_ns, time.thread_time_ns() - cpu)
             lease.first_token(self.now)
             lease.finish(DONE, USAGE, self.now)
             ended_ns.append(time.perf_counter_ns() - placed)
@@ -87,7 +90,7 @@ class Measured:
                 gc.collect(0)
         gc.unfreeze()
         gc.enable()
-        return sorted(taken_ns), sorted(ended_ns)
+        return sorted(taken_ns), sorted(ended_ns), most_cpu_ns
 
     def make_busy(self, sessions: Iterable[int]) -> None:
         """Leave requests in flight, and loads of others, of its own on each replica."""
@@ -105,7 +108,7 @@ def measure(policy: str, replicas: int, shadow: str | None) -> Iterator[dict[str
     """One row for each kind of request."""
 
     def row(kind: str, sessions: Iterable[int]) -> dict[str, object]:
-        taken_ns, ended_ns = fleet.place(sessions)
+        taken_ns, ended_ns, most_cpu_ns = fleet.place(sessions)
         return {
             "policy": policy,
             "request": kind,
@@ -115,6 +118,7 @@ def measure(policy: str, replicas: int, shadow: str | None) -> Iterator[dict[str
             "p50_us": round(taken_ns[len(taken_ns) // 2] / 1e3, 2),
             "p99_us": round(taken_ns[len(taken_ns) * 99 // 100] / 1e3, 2),
             "max_us": round(taken_ns[-1] / 1e3, 2),
+            "max_cpu_us": round(most_cpu_ns / 1e3, 2),
             "end_p50_us": round(ended_ns[len(ended_ns) // 2] / 1e3, 2),
         }
 

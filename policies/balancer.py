@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from math import inf
+from operator import attrgetter
 
 from policies import cost, lag, settling
 from policies.directory import Directory
@@ -63,6 +65,8 @@ class Balancer:
         self.regret = Regret()
         self.on_home: Callable[[Lease], None] | None = None
         """Called when a lease has changed what is known of a conversation's homes: as it is opened, and as it ends."""
+        self._ordered: list[Replica] = []
+        """All of them in order of id: kept so, as to sort thousands at each join would hold everything up."""
         self._ready: tuple[Replica, ...] = ()
         self._finishing: frozenset[Replica] = frozenset()
         self._judge_at = 0.0
@@ -86,12 +90,14 @@ class Balancer:
         replica.since = replica.started = now
         replica.present = True
         self.replicas[replica.id] = replica
+        insort(self._ordered, replica, key=_id)
         self._refresh()
         self._tell(ReplicaAdded(now, replica))
 
     def leave(self, replica_id: str, now: float) -> Replica:
         """Remove a replica; its open leases end in their own time. Raises KeyError when it is unknown."""
         replica = self.replicas.pop(replica_id)
+        del self._ordered[bisect_left(self._ordered, replica_id, key=_id)]
         replica.present = False
         replica.cache.clear()
         self._refresh()
@@ -177,8 +183,8 @@ class Balancer:
             self._tell(CacheCleared(now, replica))
 
     def _refresh(self) -> None:
-        self._ready = tuple(r for _, r in sorted(self.replicas.items()) if _takes(r))
-        self._finishing = frozenset(r for r in self.replicas.values() if r.state is State.FINISHING)
+        self._ready = tuple([r for r in self._ordered if _takes(r)])
+        self._finishing = frozenset([r for r in self._ordered if r.state is State.FINISHING])
 
     def _tried(self, replica: Replica, trials: int, now: float) -> None:
         """So many requests more are on trial there; at the bound it is no candidate."""
@@ -374,6 +380,9 @@ class Balancer:
                 self.on_home(lease)
         if self.told:
             self._tell(Finished(now, request, replica, outcome, usage, lease.choice, lease.first_token_at))
+
+
+_id = attrgetter("id")
 
 
 def _takes(replica: Replica) -> bool:

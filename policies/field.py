@@ -153,8 +153,8 @@ class Field:
 
     def _take_over(self, former: Field) -> None:
         kept = [replica for replica in self.candidates if replica in former._index]
-        here = [self._index[replica] for replica in kept]
-        there = [former._index[replica] for replica in kept]
+        here = np.array([self._index[replica] for replica in kept], np.intp)
+        there = np.array([former._index[replica] for replica in kept], np.intp)
         for name in _COPIED:
             getattr(self, name)[here] = getattr(former, name)[there]
         self._grid = former._grid

@@ -153,7 +153,7 @@ class Shadow:
                 self._host_sum -= home.counted
             gpu[home] = None
             self._gpu_sum += counted
-        self._live += counted - self._still_live(home)
+        self._live = max(0.0, self._live - self._still_live(home)) + counted
         home._live, home._live_at = float(counted), self._live_at
         home.tokens = home.whole = tokens
         home.counted = counted

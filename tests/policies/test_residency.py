@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policies.least_loaded import LeastLoaded
@@ -202,6 +202,7 @@ _steps = st.lists(
 
 
 @given(_steps)
+@example([(0.0, ("touch", 1, 12, 0.75)), (300.0, ("touch", 0, 0, 0.0)), (300.0, ("touch", 1, 0, 0.0))])  # rounding
 @settings(max_examples=200)
 def test_it_agrees_with_the_model(steps: list[tuple[float, tuple[Any, ...]]]) -> None:
     replica, shadow = _shadow(800, 1_600)
