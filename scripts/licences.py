@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/licences.md"
@@ -20,6 +23,17 @@ from others is in [NOTICE](../NOTICE).
 | package | version | licence |
 |---|---|---|
 """
+
+IMAGE = {
+    "python_version": "3.11",
+    "python_full_version": "3.11.14",
+    "implementation_name": "cpython",
+    "platform_python_implementation": "CPython",
+    "os_name": "posix",
+    "sys_platform": "linux",
+    "platform_system": "Linux",
+}
+"""What an image has, by deploy/image/Dockerfile: not all that is pinned is needed everywhere."""
 
 SPDX = {
     "3-Clause BSD License": "BSD-3-Clause",
@@ -47,10 +61,18 @@ def licence(package: str) -> str:
     return " OR ".join(SPDX.get(each, each) for each in words)
 
 
+def pins(name: str, where: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Versions by package, of a list in requirements/: those that are needed there, or else here."""
+    lines = re.findall(r"^([a-z0-9].*?)(?: \\)?$", (ROOT / f"requirements/{name}.txt").read_text(), re.M)
+    pinned = [Requirement(line) for line in lines]
+    wanted = [each for each in pinned if each.marker is None or each.marker.evaluate(dict(where or {}))]
+    return {each.name: str(each.specifier).removeprefix("==") for each in wanted}
+
+
 def page() -> str:
     """The whole page."""
-    pins = re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements/image.txt").read_text(), re.M)
-    return HEAD + "".join(f"| {name} | {version} | {licence(name)} |\n" for name, version in pins)
+    rows = [f"| {name} | {version} | {licence(name)} |\n" for name, version in pins("image", IMAGE).items()]
+    return HEAD + "".join(rows)
 
 
 if __name__ == "__main__":

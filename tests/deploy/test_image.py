@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import tomllib
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from scripts.licences import pins
 from tests.deploy.dockerfile import DOCKERFILE, Image, assigned, ignored, stages
 from tests.fakes.process import ROOT, Process, free_port
 from tests.fakes.wire import LIMIT_S
@@ -98,11 +100,7 @@ def _pins(name: str) -> dict[str, str]:
     return {str(canonicalize_name(re.split(r"[=\[ ]", block, maxsplit=1)[0])): block for block in blocks}
 
 
-def _versions(name: str) -> dict[str, str]:
-    return {package: re.split(r"==|\s", block)[1] for package, block in _pins(name).items()}
-
-
-def _needed(requirements: list[str]) -> set[str]:
+def _needed(requirements: list[str], where: dict[str, str]) -> set[str]:
     """What has to be there for these, by what is installed here says of itself."""
     todo = [(Requirement(each), frozenset[str]()) for each in requirements]
     done = set()
@@ -110,12 +108,13 @@ def _needed(requirements: list[str]) -> set[str]:
         requirement, extras = todo.pop()
         asked = (str(canonicalize_name(requirement.name)), frozenset(requirement.extras))
         wanted = requirement.marker is None or any(
-            requirement.marker.evaluate({"extra": extra}) for extra in extras or {""}
+            requirement.marker.evaluate({**where, "extra": extra}) for extra in extras or {""}
         )
         if wanted and asked not in done:
             done.add(asked)
-            below = map(Requirement, metadata.requires(requirement.name) or ())
-            todo += [(each, asked[1]) for each in below]
+            with suppress(metadata.PackageNotFoundError):  # not needed here
+                below = map(Requirement, metadata.requires(requirement.name) or ())
+                todo += [(each, asked[1]) for each in below]
     return {name for name, _ in done}
 
 
@@ -126,11 +125,15 @@ RUNNING = [
 """What the image holds: all but what draws the simulator's pictures."""
 
 
+@pytest.mark.parametrize("python", ["3.11.0", "3.11.14", "3.13.0", "3.14.0"])
 @pytest.mark.parametrize(("name", "asked"), [("image", RUNNING), ("build", PROJECT["build-system"]["requires"])])
-def test_a_list_has_what_is_needed_in_the_versions_that_the_tests_run_with(name: str, asked: list[str]) -> None:
-    pins, tested = _versions(name), _versions("lock")
-    assert set(pins) == _needed(asked)
-    assert {package: tested[package] for package in pins} == pins
+def test_a_list_has_what_each_python_needs_in_the_versions_that_the_tests_run_with(
+    name: str, asked: list[str], python: str
+) -> None:
+    where = {"python_full_version": python, "python_version": python.rpartition(".")[0]}
+    listed, tested = pins(name, where), pins("lock", where)
+    assert set(listed) == _needed(asked, where)
+    assert {package: tested[package] for package in listed} == listed
     assert all("--hash=sha256:" in block for block in _pins(name).values())
 
 
@@ -157,7 +160,7 @@ def _inside(image: Image, *command: str) -> list[str]:
 def test_it_holds_what_is_listed_and_warmroute_and_nothing_else(image: Image) -> None:
     (packages,) = image.path("/opt/warmroute/lib").glob("*/site-packages")
     found = {str(canonicalize_name(each.name)): each.version for each in metadata.distributions(path=[str(packages)])}
-    assert found == _versions("image") | {"warmroute": VERSION}
+    assert found == pins("image") | {"warmroute": VERSION}
     assert list(packages.glob("router/__pycache__/cli.*.pyc")), "compiled: a root that is read only stays so"
 
 

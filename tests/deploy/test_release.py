@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.licences import PAGE, page
+from scripts.licences import PAGE, page, pins
 from tests.fakes.process import ROOT
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -163,9 +163,8 @@ def test_the_list_of_parts_has_what_is_pinned_with_its_licence(dist: Path) -> No
     assert parts["bomFormat"] == "CycloneDX"
     whole = parts["metadata"]["component"]
     assert (whole["name"], whole["version"], whole["type"]) == ("warmroute", VERSION, "application")
-    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements/image.txt").read_text(), re.M))
     found = {part["purl"]: part for part in parts["components"] if part["name"] != "warmroute"}
-    assert set(found) == {f"pkg:pypi/{name}@{version}" for name, version in pins.items()}
+    assert set(found) == {f"pkg:pypi/{name}@{version}" for name, version in pins("image").items()}
     for part in found.values():
         told = metadata.metadata(part["name"])
         if "License-Expression" in told or "License ::" in str(told.get_all("Classifier")):
