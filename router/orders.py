@@ -101,8 +101,9 @@ class Orders:
                 self._drained(name.removeprefix(DRAIN), order)
             elif order is not None:
                 self._switched(name, order)
-        except (ValueError, KeyError, TypeError) as error:
-            log.error("an order that another router was given is not understood: %s: %r: %s", name, value, error)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            told = (value or b"")[:200]
+            log.error("an order that another router was given is not understood: %s: %r: %s", name, told, error)
 
     def joined(self, replica_id: str) -> None:
         """A replica has come: what was ordered of it before holds."""

@@ -140,6 +140,8 @@ class Sharing:
         except (StoreError, TimeoutError) as error:
             self._trouble("reach", error)
             log.warning("the store is not there: %s; serving by own knowledge until it is", self.why)
+        except Exception:
+            log.exception("the store was not reached, in a way it should not; serving by own knowledge until it is")
         self._tasks = [
             asyncio.create_task(self._forever(self._tell_next, lambda: "tell" if self.up else "reach")),
             asyncio.create_task(self._forever(self._hear_next, lambda: "hear")),
@@ -329,15 +331,19 @@ class Sharing:
         for message in heard.messages:
             if message.sender == self.name:
                 continue
-            self.others.heard(message)
-            if self.orders is not None:
-                for name, value in message.controls.items():
-                    self.orders.carry_out(name, value)
-            for note in message.notes:
-                self._balancer.hear(note, self._clock())
-                taken += 1
-                if taken % HEARD_AT_ONCE == 0:
-                    await asyncio.sleep(0)
+            try:
+                self.others.heard(message)
+                if self.orders is not None:
+                    for name, value in message.controls.items():
+                        self.orders.carry_out(name, value)
+                for note in message.notes:
+                    self._balancer.hear(note, self._clock())
+                    taken += 1
+                    if taken % HEARD_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+            except Exception:
+                # Those behind it must be heard.
+                log.exception("a message of router %s was not taken in, in a way it should not", message.sender)
         self.notes["heard"] += taken
         self._cursor = heard.cursor
 

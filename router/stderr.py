@@ -12,6 +12,7 @@ import threading
 import time
 from typing import Any
 
+from router.floods import Floods
 from router.settings import LogSettings
 
 
@@ -70,6 +71,7 @@ def begin(settings: LogSettings, worker: str = "") -> None:
     `worker` says in each line which of several processes it is of.
     """
     handler = _Stderr()
+    handler.addFilter(Floods(time.monotonic))
     as_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
     who = f" {worker}" if worker else ""
     text = logging.Formatter(f"%(asctime)s %(levelname)s{who} %(name)s: %(message)s", "%H:%M:%S")

@@ -677,17 +677,24 @@ class Exchange:
         claim, self.claim = self.claim, None
         if claim is not None:
             claim.placed(None)
-        lease = self.lease
-        if lease is not None:
-            if cause is _DONE:
-                proxy.health.answered(lease.replica, self.status)
-            lease.finish(outcome, tokens, now)
-            proxy.room.freed()
-        ticket, self.ticket = self.ticket, None
-        if ticket is not None:
-            ticket.cancel(now)
-            proxy.room.freed()
         if self.holder is not None and self.has_place:
             self.holder.in_flight -= 1
         self._free_body()
-        proxy.finished(self, outcome, tokens, now)
+        ticket, self.ticket = self.ticket, None
+        if ticket is not None:
+            ticket.cancel(now)
+        lease = self.lease
+        # The client has its answer, whatever becomes of what is learned from it, and wants its next one.
+        try:
+            if lease is not None:
+                if cause is _DONE:
+                    proxy.health.answered(lease.replica, self.status)
+                lease.finish(outcome, tokens, now)
+        except Exception:
+            log.exception("an answer taught nothing, in a way it should not")
+        try:
+            proxy.finished(self, outcome, tokens, now)
+        except Exception:
+            log.exception("an answer was not counted or logged, in a way it should not")
+        if lease is not None or ticket is not None:
+            proxy.room.freed()

@@ -12,6 +12,17 @@ from hashlib import sha1
 
 _NOW = "local t = redis.call('TIME')\nlocal now = t[1] * 1000000 + t[2]\n"
 
+_HOMES = """
+local function homes(key, command)
+  local found = redis.pcall(command, key)
+  if type(found) == 'number' or not found.err then return found end
+  if string.sub(found.err, 1, 9) == 'WRONGTYPE' then return nil end
+  return redis.call(command, key)
+end
+"""
+"""What a command says of a session's homes; nothing where somebody else has put something else in its place. That
+session is not shared then, and all others are."""
+
 _PUT = """
 local function put(key, i, home, note)
   if note == '' then
@@ -33,10 +44,12 @@ end
 local at = 3
 for _, key in ipairs(KEYS) do
   local last = at + 2 * ARGV[at]
-  for i = at + 1, last, 2 do
-    if wanted(key, ARGV[i]) then put(key, i, ARGV[i], ARGV[i + 1]) end
+  if homes(key, 'HLEN') then
+    for i = at + 1, last, 2 do
+      if wanted(key, ARGV[i]) then put(key, i, ARGV[i], ARGV[i + 1]) end
+    end
+    bound(key, tonumber(ARGV[2]), ARGV[1])
   end
-  bound(key, tonumber(ARGV[2]), ARGV[1])
   at = last + 1
 end
 """
@@ -52,15 +65,18 @@ class Script:
 
 CLAIM = Script(
     _NOW
+    + _HOMES
     + """
 local answer = {string.format('%016.0f', now)}
 for i, key in ipairs(KEYS) do
-  local known = redis.call('HGETALL', key)
-  if #known == 0 then
-    redis.call('HSET', key, ARGV[2 * i], string.format('%016.0f', now) .. ARGV[2 * i + 1])
+  local known = homes(key, 'HGETALL')
+  if known then
+    if #known == 0 then
+      redis.call('HSET', key, ARGV[2 * i], string.format('%016.0f', now) .. ARGV[2 * i + 1])
+    end
+    redis.call('PEXPIRE', key, ARGV[1])
   end
-  redis.call('PEXPIRE', key, ARGV[1])
-  answer[i + 1] = known
+  answer[i + 1] = known or {}
 end
 return answer
 """
@@ -68,10 +84,12 @@ return answer
 """TTL in milliseconds, then home and note for each key. Answers with the time, and for each key with fields and values
 that were there."""
 
-PUT = Script(_NOW + "local function wanted() return true end" + _PUT)
+PUT = Script(_NOW + _HOMES + "local function wanted() return true end" + _PUT)
 """TTL, most homes, then for each key how many homes, and home and note of each; an empty note takes the home out."""
 
-RESTORE = Script(_NOW + "local function wanted(key, home) return redis.call('HEXISTS', key, home) == 0 end" + _PUT)
+RESTORE = Script(
+    _NOW + _HOMES + "local function wanted(key, home) return redis.call('HEXISTS', key, home) == 0 end" + _PUT
+)
 """As PUT, of homes that are not there."""
 
 SAY = Script(

@@ -7,17 +7,32 @@ memories for as long as an upgrade takes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
-from policies.sharing import Note, Own
+from policies.sharing import Note
 from router.store.store import Message, Remembered
 
 VERSION = 1
 
-_NoteArray = tuple[bytes, int, bytes, bool, float, str, str, int, int]
-_MessageArray = tuple[str, list[_NoteArray], dict[str, Own], bool, dict[str, bytes | None], bool]
+MAX_COUNT = 1 << 50
+MAX_S = 1e6
+MAX_TEXT = 4096
+MAX_CONTROL_BYTES = 1 << 20
+"""Beyond these nothing is believed: the arithmetic of placing must hold whatever somebody writes into a store."""
+
+_Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+_Seconds = Annotated[float, Meta(ge=0.0, le=MAX_S)]
+_Ratio = Annotated[float, Meta(ge=0.01, le=100.0)]
+_Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+_Bytes = Annotated[bytes, Meta(max_length=MAX_TEXT)]
+_Control = Annotated[bytes, Meta(max_length=MAX_CONTROL_BYTES)]
+
+_NoteArray = tuple[_Bytes, int, _Bytes, bool, _Ratio, _Text, _Text, _Count, _Count]
+_OwnArray = tuple[_Count, _Count, _Seconds]
+_MessageArray = tuple[_Text, list[_NoteArray], dict[_Text, _OwnArray], bool, dict[_Text, _Control | None], bool]
 _RememberedArray = tuple[_NoteArray, float]
 
 _encode = msgspec.msgpack.Encoder().encode

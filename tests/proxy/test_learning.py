@@ -6,8 +6,11 @@ import json
 
 import pytest
 
+from policies.events import Event, Finished
+from policies.round_robin import RoundRobin
 from policies.types import Replica
 from tests.fakes.client import get, post
+from tests.fakes.logged import logged
 from tests.fakes.proxied import Proxied
 from tests.fakes.upstream import LAST_CHUNK, SSE_HEAD, Peer, always, chunk, ok
 from tests.fakes.wire import eventually
@@ -83,3 +86,25 @@ async def test_a_slow_reader_says_nothing_of_the_engine(warm: Warm) -> None:
     await eventually(lambda: replica.in_flight == 0, "the lease is given back")
     assert replica.cache.held_tokens == 50_400
     assert _observations(replica) == (0, 0)
+
+
+class Slip(RoundRobin):
+    """Makes a mistake when it hears of an end."""
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, Finished):
+            raise ValueError("math domain error")
+
+
+async def test_a_mistake_in_learning_costs_no_request_and_leaves_nothing_open(
+    warm: Warm, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = await warm(streaming, limits={"connections": 5})
+    router.balancer.switch(Slip(), 0.0)
+    client = await router.client()
+    for _ in range(3):
+        client.send(post("/v1/chat/completions", BODY, SESSION))
+        assert (await client.answer()).status == 200
+    await eventually(lambda: router.replica("a").in_flight == 0)
+    assert (router.balancer.in_flight, router.balancer.pending, router.proxy.body_bytes) == (0, 0, 0)
+    assert len([each for each in logged(caplog, "warmroute.proxy") if "taught nothing" in each.message]) == 3

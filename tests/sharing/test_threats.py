@@ -81,6 +81,7 @@ def _all(server: Server) -> list[object]:
         ("policy", b'{"policy": {"name": "os.system", "parameters": {}}, "base": "BASE", "who": "x"}'),
         ("policy", b'{"policy": {"name": "random", "parameters": {"sed": 1}}, "base": "BASE", "who": "x"}'),
         ("policy", b"7"),
+        ("policy", b'{"a":' * 100_000),
         ("shadow", b'{"policy": "x", "base": "BASE", "who": "x"}'),
         ("anything", b'{"policy": {"name": "random", "parameters": {}}, "base": "BASE", "who": "x"}'),
     ],
@@ -99,6 +100,13 @@ async def test_an_order_that_makes_no_sense_changes_nothing(
         assert all(each.state is State.READY for each in one.router.balancer.replicas.values())
         after = await one.told("/policy")
         assert (after["policy"], after["shadow"], after["asked_by"]) == (before["policy"], None, None)
+        assert one.sharing.up
+
+
+async def test_an_order_that_cannot_be_read_keeps_no_router_from_starting() -> None:
+    store = MemoryStore(time.monotonic)
+    await store.tell(Message("forger", controls={"policy": b'{"a":' * 100_000}))
+    async with shown(store) as (one,):
         assert one.sharing.up
 
 

@@ -73,6 +73,20 @@ async def test_what_is_asked_and_told_of_many_sessions_at_once_takes_few_command
 # Faults
 
 
+async def test_something_else_in_the_place_of_a_session_costs_no_other(start: Start) -> None:
+    server = start()
+    async with opened(server.url) as store:
+        server.ask("SET", f"warmroute:1:s:{note(2).key.hex()}", "x")
+        for _ in range(2):
+            answers = await asyncio.gather(*(store.claim(note(key)) for key in (1, 2, 3)))
+        assert [[each.note for each in answer] for answer in answers] == [[note(1)], [], [note(3)]]
+        await store.tell(Message("one", [note(1, "b"), note(2, "b"), note(3, "b")]))
+        await store.restore([note(4), note(2), note(5)])
+        known = [[each.note.replica for each in await store.claim(note(key))] for key in (1, 2, 3, 4, 5)]
+        assert known == [["b", note().replica], [], ["b", note().replica], [note().replica], [note().replica]]
+        assert server.ask("GET", f"warmroute:1:s:{note(2).key.hex()}") == b"x", "it is somebody's"
+
+
 async def test_a_paused_server_holds_nobody_for_longer_than_they_wait(start: Start) -> None:
     server = start()
     async with opened(server.url, timeout_s=SOON_S) as store, opened(server.url) as patient:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from policies.sharing import Note
 from router.store import Message, Remembered, wire
 from tests.store.notes import note
 
-_numbers = st.integers(0, 2**63)
-_floats = st.floats(0.0, 1e6)
+_numbers = st.integers(0, wire.MAX_COUNT)
+_floats = st.floats(0.0, wire.MAX_S)
 _text = st.text(max_size=20)
 _notes = st.builds(
     Note,
@@ -23,7 +24,7 @@ _notes = st.builds(
     st.integers(0, 2**64 - 1),
     st.binary(max_size=64),
     st.booleans(),
-    _floats,
+    st.floats(0.01, 100.0),
     _text,
     _text,
     _numbers,
@@ -81,3 +82,18 @@ def test_any_bytes_are_read_or_refused(decode: Callable[[bytes], Any], data: byt
 def test_what_is_cut_or_something_else_is_refused(decode: Callable[[bytes], Any], data: bytes) -> None:
     with pytest.raises(wire.WireError):
         decode(data)
+
+
+@pytest.mark.parametrize("load", [(1, 1, inf), (1, 1, -inf), (1, 1, nan), (1, 1, 1e300), (-1, 1, 0.0), (1, 2**60, 0.0)])
+def test_loads_beyond_belief_are_refused(load: tuple[int, int, float]) -> None:
+    """Replicas are compared by sums of them."""
+    with pytest.raises(wire.WireError):
+        wire.decode_message(wire.encode_message(Message("one", loads={"r": load})))
+
+
+@pytest.mark.parametrize(
+    "changed", [{"ratio": inf}, {"ratio": nan}, {"ratio": 0.0}, {"tokens": -1}, {"counted": 2**60}]
+)
+def test_notes_beyond_belief_are_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(wire.WireError):
+        wire.decode_note(wire.encode_note(note(**changed)))
