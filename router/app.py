@@ -136,7 +136,7 @@ class Router:
 
     def fit_open_files(self, settings: Settings) -> None:
         """Keep room for the replicas that there are, and for as many again where they are discovered."""
-        self._fits = max(len(settings.replicas), 2 * len(self.balancer.replicas) if settings.discovery.names else 0)
+        self._fits = max(settings.replica_count, 2 * len(self.balancer.replicas) if settings.discovery.names else 0)
         self.proxy.limits = within_open_files(settings.limits, self._fits)
 
     def _discovered(self) -> None:
@@ -260,14 +260,14 @@ class Router:
 def announce(settings: Settings, data: str, admin: str) -> None:
     """Say in the log what is served where, and by which policy."""
     log.info("warmroute listens on %s, admin on %s", data, admin)
-    names = ", ".join(replica.id for replica in settings.replicas) or "none"
+    names = ", ".join(id for replica in settings.replicas for id in replica.ids) or "none"
     if settings.discovery.names:
         names += f", and those that are found by {', '.join(settings.discovery.names)}"
     elif not settings.replicas:
         names += ": every request will be refused"
     policy = settings.policy
     beside = f", {policy.shadow.name} in its shadow," if policy.shadow.name else ""
-    log.info("policy %s%s over %d replicas: %s", policy.name, beside, len(settings.replicas), names)
+    log.info("policy %s%s over %d replicas: %s", policy.name, beside, settings.replica_count, names)
 
 
 def _balancer(settings: Settings, journal: Journal | None, now: float) -> Balancer:

@@ -61,7 +61,7 @@ class Asker:
         try:
             if not connection.alive:
                 return None
-            given = upstream.base, path.encode("ascii"), upstream.authority, upstream.credential
+            given = upstream.base, path.encode("ascii"), upstream.authority, upstream.extra
             connection.send(question, [head % given])
             return await question.answer
         finally:

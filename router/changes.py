@@ -64,7 +64,8 @@ def _leaves(tree: BaseModel | Mapping[str, Any], prefix: str = "") -> Iterator[t
             yield from _leaves(value, f"{key}.")
         elif key == "replicas":
             for replica in value:
-                yield f"{key}.{replica.id}", {"url": replica.url, "weight": replica.weight}
+                ranks = {"ranks": replica.ranks} if replica.ranks > 1 else {}
+                yield f"{key}.{replica.id}", {"url": replica.url, "weight": replica.weight, **ranks}
         elif isinstance(value, list) and any(isinstance(each, BaseModel) for each in value):
             for number, each in enumerate(value):
                 yield f"{key}.{number}", each.model_dump(exclude_defaults=True)

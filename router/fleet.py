@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from policies.balancer import Balancer
 from policies.types import Replica
 from router.ask import Asker
-from router.discovery.targets import Given, Target, union
+from router.discovery.targets import Given, Target, listed, union
 from router.drains import Drain, Homes
 from router.health import Health
 from router.keys import credential_line
@@ -89,23 +89,28 @@ class Fleet:
                     self._change(name, given)
                     yield
             elif given.target.serving or not given.target.drains:
-                self._join(given, self._upstream(given.target.url, self._settings))
+                self._join(given)
                 yield
 
     def _change(self, name: str, given: Given) -> None:
-        """Another weight, or a drain that begins or ends: of the same replica."""
+        """Another weight, more or fewer ranks beside it, or a drain that begins or ends: of the same replica."""
         before, replica = self.given[name].target, self._balancer.replicas[name]
         self.given[name] = given
         if replica.weight != given.target.weight:
             self._balancer.set_weight(replica, given.target.weight, self._clock())
+        if before.ranks != given.target.ranks:
+            self._reports.expect(replica, given.target.ranks)
         if before.drains != given.target.drains:
             self._order(replica)
 
-    def join(self, given: ReplicaSettings) -> Replica:
-        """Add a replica of the settings and begin to watch it. Raises ValueError for a URL that cannot be used."""
-        target = Target(given.id, given.url, given.weight)
-        self._told[SETTINGS] = [*self._told[SETTINGS], target]
-        return self._join(Given(target, SETTINGS), self._upstream(given.url, self._settings))
+    def join(self, given: ReplicaSettings) -> list[Replica]:
+        """Add what an entry of the settings is, a replica or one for each rank, and begin to watch it.
+
+        Raises ValueError for a URL that cannot be used.
+        """
+        targets = listed([given])
+        self._told[SETTINGS] = [*self._told[SETTINGS], *targets]
+        return [self._join(Given(target, SETTINGS)) for target in targets]
 
     def leave(self, replica_id: str) -> None:
         """Remove a replica: nothing new is sent there, what runs there ends in its own time. KeyError if unknown."""
@@ -131,8 +136,9 @@ class Fleet:
 
         A known id at another URL is another replica. Those that other sources tell stay.
         """
-        for given in settings.replicas:
-            self._upstream(given.url, settings)
+        targets = listed(settings.replicas)
+        for target in targets:
+            self._upstream(target, settings)
 
         def commit() -> None:
             self._settings = settings
@@ -140,30 +146,32 @@ class Fleet:
                 if isinstance(replica.address, Upstream):
                     replica.address.connect_s = settings.timeouts.connect_s
                     replica.address.idle_s = settings.pool.idle_s
-                    replica.address.credential = credential_line(settings.keys)
-            self._told[SETTINGS] = [Target(each.id, each.url, each.weight) for each in settings.replicas]
+                    replica.address.show(credential_line(settings.keys))
+            self._told[SETTINGS] = targets
             for _ in self.settle():
                 pass
 
         return commit
 
-    def _upstream(self, url: str, settings: Settings) -> Upstream:
+    def _upstream(self, target: Target, settings: Settings) -> Upstream:
         return Upstream(
-            url,
+            target.url,
             connect_s=settings.timeouts.connect_s,
             idle_s=settings.pool.idle_s,
             tls=self.tls,
             credential=credential_line(settings.keys),
+            rank=target.rank,
         )
 
-    def _join(self, given: Given, upstream: Upstream) -> Replica:
+    def _join(self, given: Given) -> Replica:
         target = given.target
+        upstream = self._upstream(target, self._settings)
         replica = Replica(target.id, weight=target.weight, address=upstream)
         self._balancer.join(replica, self._clock())
         self.given[target.id] = given
         asker = Asker(upstream)
         self._health.watch(replica, asker)
-        self._reports.watch(replica, asker)
+        self._reports.watch(replica, asker, target.rank, target.ranks)
         if self.joined is not None:
             self.joined(target.id)
         if target.drains:

@@ -1,4 +1,5 @@
-"""An engine's word on its load, in any of the forms in which SGLang gives it, made into one.
+"""An engine's word on its load, or on that of one of its ranks, in any of the forms in which SGLang gives it, made into
+one.
 
 Field names are those of SGLang 0.5.23 (`/v1/loads`), of older versions (`/get_load`), and of its metrics under both
 prefixes it has had. Whatever is missing, of the wrong type, negative or not finite is unknown, never zero.
@@ -25,10 +26,11 @@ class Report:
 
     load: Load
     prefilled_tokens: int | None = None
-    """Tokens prefilled since the engine started, over all ranks."""
+    """Tokens prefilled since the engine started, over all `ranks`."""
     prefill_busy_us: int | None = None
     """Microseconds spent on that, likewise: ranks work side by side."""
     ranks: int = 1
+    """How many it is of."""
     taken: float | None = None
     """When the oldest rank's numbers were taken, seconds of the engine's own clock."""
 
@@ -41,18 +43,18 @@ class Info:
     """What differs from start to start: the durations of its start."""
     capacity_tokens: int | None = None
     host_capacity_tokens: int | None = None
+    ranks: int | None = None
+    """Its data-parallel size."""
 
 
-def from_loads(body: bytes, now: float) -> Report:
-    """From `/v1/loads`, summed over data-parallel ranks. Raises ValueError when it is not such an answer.
+def from_loads(body: bytes, now: float, rank: int | None = None) -> Report:
+    """From `/v1/loads`, of one rank or summed over all. Raises ValueError when it is not such an answer.
 
     `Load.at` is when the oldest rank's numbers were taken: the engine goes on answering with old ones when its
     scheduler hangs. Their age is the difference of two of the engine's own times, so that its clock need not be ours.
     """
     said = _object(body)
-    ranks = said.get("loads")
-    if not isinstance(ranks, list) or not ranks or not all(isinstance(rank, dict) for rank in ranks):
-        raise ValueError("no loads in it")
+    ranks = _those_of(said.get("loads"), rank)
     taken = _taken(ranks)
     load = Load(at=now - _age(said.get("timestamp"), taken))
     load.running = _sum(ranks, "num_running_reqs")
@@ -66,16 +68,13 @@ def from_loads(body: bytes, now: float) -> Report:
     return Report(load, prefilled, busy_us, len(ranks), taken)
 
 
-def from_get_load(body: bytes, now: float) -> Report:
-    """From the older `/get_load`. Raises ValueError when it is not such an answer."""
+def from_get_load(body: bytes, now: float, rank: int | None = None) -> Report:
+    """From the older `/get_load`, likewise. Raises ValueError when it is not such an answer."""
     try:
-        ranks = json.loads(body)
+        said = json.loads(body)
     except (ValueError, RecursionError):
         raise ValueError("not JSON") from None
-    if isinstance(ranks, dict):
-        ranks = [ranks]
-    if not isinstance(ranks, list) or not ranks or not all(isinstance(rank, dict) for rank in ranks):
-        raise ValueError("no loads in it")
+    ranks = _those_of([said] if isinstance(said, dict) else said, rank)
     total, waiting = _sum(ranks, "num_reqs"), _sum(ranks, "num_waiting_reqs")
     running = max(0, total - waiting) if total is not None and waiting is not None else total
     if running is None and waiting is None:
@@ -88,8 +87,8 @@ _PREFIXES = ("sglang:", "sglang_")
 _WANTED = tuple(prefix + name for prefix in _PREFIXES for name in _GAUGES)
 
 
-def from_metrics(body: bytes, now: float) -> Report:
-    """From `/metrics`, summed over data-parallel ranks. Raises ValueError when there is nothing of an engine in it."""
+def from_metrics(body: bytes, now: float, rank: int | None = None) -> Report:
+    """From `/metrics`, likewise. Raises ValueError when there is nothing of an engine in it."""
     # Parsing all of it would hold up every stream for 12 ms (88 KB, SGLang 0.5.23).
     text = "\n".join(line for line in body.decode("utf-8", "replace").split("\n") if line.startswith(_WANTED))
     by_rank: dict[str, dict[str, float]] = {}
@@ -99,11 +98,16 @@ def from_metrics(body: bytes, now: float) -> Report:
                 name = sample.name[len(_PREFIXES[0]) :]
                 if name in _GAUGES:
                     ranks = by_rank.setdefault(name, {})
-                    rank = sample.labels.get("dp_rank", "")
+                    label = sample.labels.get("dp_rank", "")
                     # Tensor-parallel ranks may each tell the same.
-                    ranks[rank] = max(ranks.get(rank, sample.value), sample.value)
+                    ranks[label] = max(ranks.get(label, sample.value), sample.value)
     except ValueError:
         raise ValueError("not Prometheus' text format") from None
+    if rank is not None:
+        told = any(by_rank.values())
+        by_rank = {name: {"": ranks[str(rank)]} for name, ranks in by_rank.items() if str(rank) in ranks}
+        if told and not by_rank:
+            raise _no_such(rank)
     found = {name: _sum([{name: value} for value in ranks.values()], name) for name, ranks in by_rank.items()}
     running, waiting = found.get("num_running_reqs"), found.get("num_queue_reqs")
     if running is None and waiting is None:
@@ -114,20 +118,41 @@ def from_metrics(body: bytes, now: float) -> Report:
     return Report(load)
 
 
-def from_server_info(body: bytes) -> Info:
-    """From `/server_info` or its old name. Raises ValueError when it is not such an answer.
+def from_server_info(body: bytes, rank: int | None = None) -> Info:
+    """From `/server_info` or its old name, with the capacities of one rank or of all.
 
-    The host tier's size is known only when it is given as a ratio of the GPU's, SGLang's default.
+    Raises ValueError when it is not such an answer. The host tier's size is known only when it is given as a ratio of the
+    GPU's, SGLang's default.
     """
     said = _object(body)
     mark = said.get("startup_time")
     info = Info(None if mark is None else json.dumps(mark, sort_keys=True)[:1000])
-    per_rank, ranks = _count(said.get("max_total_num_tokens")), _count(said.get("dp_size")) or 1
-    info.capacity_tokens = per_rank * ranks if per_rank else None
+    info.ranks = _count(said.get("dp_size")) or None
+    per_rank, ranks = _count(said.get("max_total_num_tokens")), info.ranks or 1
+    info.capacity_tokens = per_rank * (ranks if rank is None else 1) if per_rank else None
     ratio = _number(said.get("hicache_ratio"))
     if said.get("enable_hierarchical_cache") is True and said.get("hicache_size") == 0:
         info.host_capacity_tokens = _count((ratio or 0) * (info.capacity_tokens or 0)) or None
     return info
+
+
+def _those_of(told: object, rank: int | None) -> list[dict[str, Any]]:
+    """The loads in a list, of all ranks or of one. Raises ValueError when there is none."""
+    if not isinstance(told, list) or not all(isinstance(each, dict) for each in told):
+        raise ValueError("no loads in it")
+    if rank is not None:
+        told = [each for each in told if _count(each.get("dp_rank")) == rank]
+        if not told:
+            raise _no_such(rank)
+    if not told:
+        raise ValueError("no loads in it")
+    return told
+
+
+def _no_such(rank: int) -> ValueError:
+    return ValueError(
+        f"the engine tells of no data-parallel rank {rank}: `ranks` is greater than its --dp-size, set it to that"
+    )
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def _identity(router: Router, settings: Settings) -> Commit:
 def _limits(router: Router, settings: Settings) -> Commit:
     def commit() -> None:
         before = router.part(router.settings)
-        if (settings.limits, len(settings.replicas)) != (before.limits, len(before.replicas)):  # it says what it does
+        if (settings.limits, settings.replica_count) != (before.limits, before.replica_count):  # it says what it does
             router.fit_open_files(settings)
 
     return commit

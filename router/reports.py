@@ -32,7 +32,7 @@ SPEED_WEIGHT = 0.3
 _ABSENT = (401, 403, 404, 405, 501)
 """Not there, or not for us: with an API key set, SGLang leaves only its health and `/metrics` open."""
 
-_SOURCES: tuple[tuple[str, Callable[[bytes, float], Report]], ...] = (
+_SOURCES: tuple[tuple[str, Callable[[bytes, float, int | None], Report]], ...] = (
     ("/v1/loads", loads.from_loads),
     ("/get_load", loads.from_get_load),
     ("/metrics", loads.from_metrics),
@@ -54,9 +54,13 @@ class Reports:
         for poll in self._polls.values():
             poll.settings = settings
 
-    def watch(self, replica: Replica, asker: Asker) -> None:
-        """Begin to poll it."""
-        self._polls[replica] = _Poll(self._balancer, replica, asker, self._settings, self._clock)
+    def watch(self, replica: Replica, asker: Asker, rank: int | None = None, ranks: int = 1) -> None:
+        """Begin to poll it: a whole engine, or one rank of an engine that is said to have so many."""
+        self._polls[replica] = _Poll(self._balancer, replica, asker, rank, ranks, self._settings, self._clock)
+
+    def expect(self, replica: Replica, ranks: int) -> None:
+        """From now on its engine is said to have so many ranks. KeyError when it is not polled."""
+        self._polls[replica].ranks = ranks
 
     async def forget(self, replica: Replica) -> None:
         """Stop polling it."""
@@ -72,18 +76,24 @@ class _Poll:
         balancer: Balancer,
         replica: Replica,
         asker: Asker,
+        rank: int | None,
+        ranks: int,
         settings: ReportSettings,
         clock: Callable[[], float],
     ) -> None:
         self._balancer = balancer
         self._replica = replica
         self._asker = asker
+        self._rank = rank
+        self.ranks = ranks
         self.settings = settings
         self._clock = clock
         self._source = 0
         """Index into the sources; past the end, none has worked."""
         self._retry_at = 0.0
         self._trouble = ""
+        self._counted = (ranks, ranks)
+        """Ranks when they were last compared: those that there are, and those that there were said to be."""
         self._last: Report | None = None
         self._speed: float | None = None
         self._info = Info()
@@ -122,9 +132,10 @@ class _Poll:
             path, parse = _SOURCES[self._source]
             try:
                 size = METRICS_BYTES if path == "/metrics" else MAX_BYTES
-                answer = await self._asker.get(path, self.settings.timeout_s, size)
+                asked = f"{path}?dp_rank={self._rank}" if path == "/v1/loads" and self._rank is not None else path
+                answer = await self._asker.get(asked, self.settings.timeout_s, size)
                 if answer.status == 200:
-                    self._take(parse(answer.body, self._clock()))
+                    self._take(parse(answer.body, self._clock(), self._rank))
                     self._note("")
                     return
             except OSError as error:
@@ -176,7 +187,8 @@ class _Poll:
                 if answer.status in _ABSENT:
                     continue
                 if answer.status == 200:
-                    info = loads.from_server_info(answer.body)
+                    info = loads.from_server_info(answer.body, self._rank)
+                    self._compare(info.ranks)
                     last, self._info = self._info.mark, info
                     info.mark = info.mark or last
                     if last is not None and last != info.mark:
@@ -186,6 +198,30 @@ class _Poll:
             except (OSError, ValueError) as error:
                 log.debug("replica %s: %s: %s", self._replica.id, path, error)
             return
+
+    def _compare(self, found: int | None) -> None:
+        """Say once, for all ranks of an engine together, that it has more or fewer than was said."""
+        if found is None or self._rank not in (None, 0) or (found, self.ranks) == self._counted:
+            return
+        self._counted = (found, self.ranks)
+        if found == self.ranks:
+            log.info("replica %s: its engine has as many data-parallel ranks as `ranks` says", self._replica.id)
+            return
+        if self.ranks == 1:
+            means = f"the engine spreads a session's turns over {found} KV caches, and affinity is worth 1/{found}"
+        elif found < self.ranks:
+            means = "what is sent to the ranks that it does not have, it refuses (400)"
+        else:
+            means = "nothing is sent to the ranks beyond"
+        log.warning(
+            "replica %s: its engine has %d data-parallel ranks (--dp-size), and `ranks` says %d: %s: set ranks: %d "
+            "where the replica, or what finds it, is configured",
+            self._replica.id,
+            found,
+            self.ranks,
+            means,
+            found,
+        )
 
     def _restarted(self, why: str) -> None:
         log.warning("replica %s restarted (%s): its KV cache is empty", self._replica.id, why)

@@ -36,6 +36,7 @@ from router.hosts import in_url
 from router.identity import CREDENTIALS, parse_rules
 from router.proxy import guard
 from router.proxy.headers import KEPT
+from router.ranks import MAX_RANKS, ids
 from router.store import address
 from router.tls import replica_context, server_context
 
@@ -45,6 +46,8 @@ Interval = Annotated[float, Field(ge=0.1, le=86_400, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(gt=0)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
+Ranks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
+"""An engine's data-parallel size, SGLang's `--dp-size`: above 1 each rank is a replica of its own."""
 Sampled = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 _ADMISSION = AdmissionConfig()
@@ -185,6 +188,8 @@ class ReplicaSettings(_Part):
     url: str
     id: str = ""
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """Of each rank, where there are several."""
+    ranks: Ranks = 1
 
     @model_validator(mode="before")
     @classmethod
@@ -202,6 +207,11 @@ class ReplicaSettings(_Part):
         if not _ID.fullmatch(value):
             raise ValueError(f"{value!r}: use up to 256 letters, digits and signs of ASCII, without spaces")
         return value
+
+    @property
+    def ids(self) -> list[str]:
+        """Of the replicas that it is: its own, or one for each rank."""
+        return ids(self.id, self.ranks)
 
 
 class _NamedPolicy(_Part):
@@ -614,6 +624,8 @@ class KubernetesSettings(_Part):
     port: int | str = ""
     """The pods', by number or name; it need not be given where they have only one."""
     scheme: Literal["http", "https"] = "http"
+    ranks: Ranks = 1
+    """Of each pod's engine."""
     url: str = ""
     """Of the API server; without one it is that of the cluster that the router runs in."""
     token_file: str = ""
@@ -677,6 +689,8 @@ class DnsSettings(_Part):
     port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     """Without one SRV records say it."""
     scheme: Literal["http", "https"] = "http"
+    ranks: Ranks = 1
+    """Of each host's engine."""
     server: str = ""
     """To be asked instead of the system's."""
 
@@ -737,14 +751,14 @@ class DiscoverySettings(_Part):
 
 def check_distinct(replicas: Sequence[ReplicaSettings]) -> None:
     """Raises ValueError when a list has a URL or an id twice."""
-    ids: set[str] = set()
+    known: set[str] = set()
     urls: set[str] = set()
     for replica in replicas:
         if replica.url in urls:
             raise ValueError(f"{replica.url} is given twice: remove one, its weight is its share")
-        if replica.id in ids:
-            raise ValueError(f"the id {replica.id!r} is given twice: give each replica its own")
-        ids.add(replica.id)
+        if twice := known.intersection(replica.ids):
+            raise ValueError(f"the id {min(twice)!r} is given twice: give each replica its own")
+        known.update(replica.ids)
         urls.add(replica.url)
 
 
@@ -818,6 +832,11 @@ class Settings(BaseSettings):
         if self.workers > 1 and sys.platform != "linux":
             raise ValueError(f"workers: {self.workers} processes on one port need Linux: leave it out here")
         return self
+
+    @property
+    def replica_count(self) -> int:
+        """How many replicas are listed, each rank of an engine for itself."""
+        return sum(replica.ranks for replica in self.replicas)
 
     @classmethod
     def settings_customise_sources(

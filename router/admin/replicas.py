@@ -81,6 +81,7 @@ class Replicas:
         return {
             "id": replica.id,
             "url": _url(replica),
+            "rank": _rank(replica),
             "source": None if (given := self._router.fleet.given.get(replica.id)) is None else given.source,
             "state": replica.state,
             "why": self._router.health.why(replica),
@@ -137,6 +138,10 @@ def _homes(given: Any) -> Homes:
 
 def _url(replica: Replica) -> str | None:
     return replica.address.url if isinstance(replica.address, Upstream) else None
+
+
+def _rank(replica: Replica) -> int | None:
+    return replica.address.rank if isinstance(replica.address, Upstream) else None
 
 
 def _speed(speed: Speed) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dns.rdtypes.IN.SRV import SRV
 
 from router.discovery.feed import Feed, Trouble
 from router.discovery.slices import url_of
-from router.discovery.targets import Target
+from router.discovery.targets import Target, in_ranks
 from router.hosts import in_url
 from router.settings import DnsSettings
 
@@ -41,11 +41,11 @@ class DnsSource:
     async def follow(self, feed: Feed) -> None:
         while True:
             targets, again_s = await self.ask()
-            feed.tell(targets)
+            feed.tell([rank for each in targets for rank in in_ranks(each, self._settings.ranks)])
             await asyncio.sleep(again_s)
 
     async def ask(self) -> tuple[list[Target], float]:
-        """The replicas there are, and the seconds for which that counts. Raises Trouble."""
+        """The engines there are, and the seconds for which that counts. Raises Trouble."""
         resolver = _resolver(self._settings)  # made anew, as the system's may have been set up anew
         port = self._settings.port
         targets, ttl_s = await (self._services(resolver) if port is None else self._hosts(resolver, port))

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from router.configuration import explained, parsed
 from router.discovery.feed import Feed, Trouble
-from router.discovery.targets import Target
+from router.discovery.targets import Target, listed
 from router.files import text_of
 from router.settings import ReplicaSettings, check_distinct
 from router.source import Content
@@ -74,4 +74,4 @@ def read(file: str) -> list[Target]:
         raise Trouble("; ".join(islice(explained(error, "replicas"), TOLD_FAULTS))) from None
     except ValueError as error:
         raise Trouble(str(error)) from None
-    return [Target(each.id, each.url, each.weight) for each in replicas]
+    return listed(replicas)

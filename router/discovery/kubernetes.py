@@ -19,6 +19,7 @@ import msgspec
 from router.discovery.api import Api
 from router.discovery.feed import Feed, Trouble
 from router.discovery.slices import Event, Naming, Page, Slice, Status, targets
+from router.discovery.targets import in_ranks
 from router.settings import KubernetesSettings
 
 PAGE_SLICES = 50
@@ -87,7 +88,7 @@ class KubernetesSource:
             found = targets(self._slices.values(), given.port, given.scheme, self._id_of)
         except ValueError as error:
             raise Trouble(str(error)) from None
-        feed.tell(found)
+        feed.tell([rank for each in found for rank in in_ranks(each, given.ranks)])
 
     # The list
 

@@ -340,6 +340,8 @@ class Exchange:
         hop = named_in_connection(self.connection_values)
         if self.proxy.request_drop is not None:
             hop |= self.proxy.request_drop.among(self.headers)
+        if upstream.replaced:
+            hop |= upstream.replaced
         head = request_head(
             self.method,
             target,
@@ -350,7 +352,7 @@ class Exchange:
             sender=self.downstream.sender,
             identifier=self.identifier,
             length=self.body_bytes if self.body or self.method in (b"POST", b"PUT", b"PATCH") else None,
-            extra=upstream.credential,
+            extra=upstream.extra,
         )
         if self.body_bytes <= JOIN_BYTES:
             connection.send(self, [b"".join((head, *self.body))])

@@ -7,6 +7,7 @@ import errno
 from collections import deque
 from urllib.parse import urlsplit
 
+from router import ranks
 from router.proxy.connection import UpstreamConnection
 from router.tls import ReplicaTls
 
@@ -28,11 +29,18 @@ class Upstream:
     the most recently used is taken first, so that the rest can grow old. Raises ValueError for a bad URL.
 
     `tls` is for https, the fleet's own or by default the system's authorities. `credential`, a header line, goes with
-    every request, probes included.
+    every request, probes included, and so does what names the engine's `rank` where it is one.
     """
 
     def __init__(
-        self, url: str, *, connect_s: float, idle_s: float, tls: ReplicaTls | None = None, credential: bytes = b""
+        self,
+        url: str,
+        *,
+        connect_s: float,
+        idle_s: float,
+        tls: ReplicaTls | None = None,
+        credential: bytes = b"",
+        rank: int | None = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https"):
@@ -51,13 +59,23 @@ class Upstream:
         self.authority = parts.netloc.encode("ascii")
         self.base = parts.path.rstrip("/").encode("ascii")
         self.tls = (tls or ReplicaTls()) if parts.scheme == "https" else None
-        self.credential = credential
+        self.rank = rank
+        """Of the engine's data-parallel ranks the one that it is; None when it is the whole engine."""
+        self.replaced: frozenset[bytes] = ranks.HEADERS if rank is not None else frozenset()
+        """Names of headers, in lower case, that are written anew for it: a client's own do not go on."""
+        self.extra = b""
+        """Whole header lines that go with every request."""
+        self.show(credential)
         self.connect_s = connect_s
         self.idle_s = idle_s
         self.open = 0
         """Connections that are open, idle ones included. Only UpstreamConnection changes it."""
         self._idle: deque[UpstreamConnection] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    def show(self, credential: bytes) -> None:
+        """From now on this header line goes with every request; none when it is empty."""
+        self.extra = credential if self.rank is None else credential + ranks.header_lines(self.rank)
 
     def take(self, now: float) -> UpstreamConnection | None:
         """An idle connection that is still good, or None."""
