@@ -121,8 +121,8 @@ def from_metrics(body: bytes, now: float, rank: int | None = None) -> Report:
 def from_server_info(body: bytes, rank: int | None = None) -> Info:
     """From `/server_info` or its old name, with the capacities of one rank or of all.
 
-    Raises ValueError when it is not such an answer. The host tier's size is known only when it is given as a ratio of the
-    GPU's, SGLang's default.
+    Raises ValueError when it is not such an answer. The host tier's size is known only when it is given as a ratio of
+    the GPU's, SGLang's default.
     """
     said = _object(body)
     mark = said.get("startup_time")

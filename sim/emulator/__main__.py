@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--hardware", choices=MACHINES, default=DEFAULT_MACHINE, help="whose times are emulated")
     add("--kv-tokens", type=int, help="capacity of the KV pool; what fits on the hardware when not given")
     add("--page-size", type=int, default=defaults.page_size, help="tokens in a KV page")
+    add("--dp-size", type=int, default=defaults.dp_size, help="data-parallel ranks, with a KV pool each")
     add("--context-length", type=int, default=defaults.context_length, help="longest prompt and answer together")
     add("--max-running-requests", type=int, default=defaults.max_running_requests, help="size of the running batch")
     add("--max-queued-requests", type=int, help="requests that may wait; no limit when not given")

@@ -13,6 +13,7 @@ from sim.replica import Stage, Work
 
 if TYPE_CHECKING:
     from sim.emulator.engine import Engine
+    from sim.emulator.scheduler import Scheduler
 
 
 def new_id() -> str:
@@ -44,6 +45,8 @@ class Generation:
 
     rid: str
     work: Work
+    scheduler: Scheduler
+    """Of the rank that it runs on."""
     words: list[str]
     reason: str
     """How it ends if nobody aborts it: `length` or `stop`."""

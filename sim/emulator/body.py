@@ -15,6 +15,9 @@ from sim.emulator.config import EmulatorConfig
 from sim.emulator.engine import Engine
 from sim.emulator.errors import ApiError
 
+_RANK = ("routed_dp_rank", "data_parallel_rank")
+"""The name of today, and an older one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -88,7 +91,7 @@ def submit(engine: Engine, request: Request, body: dict[str, Any], prompt: bytes
     config = engine.config
     count = tokens.count(prompt)
     length, reason = _length(config, count, wanted)
-    if not engine.replica.fits(count, length):
+    if not engine.schedulers[0].replica.fits(count, length):  # the others are as large
         raise ApiError(
             400,
             f"Input length ({count} tokens) exceeds the maximum allowed length ({config.kv_tokens - length} tokens). "
@@ -101,7 +104,23 @@ def submit(engine: Engine, request: Request, body: dict[str, Any], prompt: bytes
     record.rid, record.stream, record.prompt_tokens = rid, wanted.stream, count
     # SGLang joins the two, so that a value in one is the same value in the other.
     salt = f"{body.get('cache_salt') or ''}{body.get('extra_key') or ''}"
-    return engine.submit(prompt, record=record, length=length, reason=reason, n=wanted.n, salt=salt)
+    rank = _rank(request, body, config.dp_size)
+    return engine.submit(prompt, record=record, length=length, reason=reason, n=wanted.n, salt=salt, rank=rank)
+
+
+def _rank(request: Request, body: dict[str, Any], ranks: int) -> int | None:
+    """The data-parallel rank asked for: by a header, at which /generate does not look, else by the body."""
+    named = None if request.url.path == "/generate" else request.headers.get("x-data-parallel-rank")
+    rank = next((int(body[name]) for name in _RANK if body.get(name) is not None), None)
+    if named is not None:
+        try:
+            rank = int(named)
+        except ValueError:
+            message = f"Invalid X-Data-Parallel-Rank header: must be an integer, got '{named}'"
+            raise ApiError(400, message, "400") from None
+    if rank is not None and not 0 <= rank < ranks:
+        raise ApiError(400, f"routed_dp_rank={rank} out of range [0, {ranks})")
+    return rank
 
 
 def _length(config: EmulatorConfig, prompt_tokens: int, wanted: Sampling) -> tuple[int, str]:
@@ -153,7 +172,7 @@ def _json_detail(raw: bytes, error: Exception) -> dict[str, Any]:
 
 
 def _check_fields(body: dict[str, Any], location: str) -> None:
-    for key in ("max_tokens", "max_completion_tokens", "max_output_tokens", "n"):
+    for key in ("max_tokens", "max_completion_tokens", "max_output_tokens", "n", *_RANK):
         value = body.get(key)
         if value is None or (isinstance(value, int) and not isinstance(value, bool)):
             continue

@@ -22,6 +22,8 @@ class EmulatorConfig:
     """Of `MACHINES`."""
     kv_tokens: int = find_machine(DEFAULT_MACHINE).kv_tokens
     page_size: int = 16
+    dp_size: int = 1
+    """Data-parallel ranks: each a KV pool, a cache, a batch and a queue of its own behind the one port."""
     context_length: int = 262_144
     """Kimi K2.6's window."""
     max_running_requests: int = 256
@@ -40,7 +42,7 @@ class EmulatorConfig:
 
     def __post_init__(self) -> None:
         positive = ("time_scale", "kv_tokens", "page_size", "context_length", "max_running_requests", "output_tokens")
-        for name in positive:
+        for name in (*positive, "dp_size"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
         for name in ("max_queued_requests", "disconnect_seconds", "keep_alive_seconds"):

@@ -1,25 +1,20 @@
-"""Drives a replica model in scaled wall-clock time."""
+"""What stands before the schedulers of an emulated engine: requests, their sequences, and who is told of them."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections import Counter, deque
 from typing import Any
 
-from sim.emulator import snapshot, tokens
+from sim.emulator import tokens
 from sim.emulator.answer import Answer, Generation, Record, new_id
 from sim.emulator.config import EmulatorConfig
 from sim.emulator.faults import Faults
-from sim.machine import find_machine
-from sim.replica import Limits, QueueFull, Replica, Work
+from sim.emulator.scheduler import Scheduler
+from sim.replica import QueueFull, Work
 
 LOG_LIMIT = 1000
-_STEPS_PER_PUMP = 256
-"""Steps run before other coroutines get a turn: a busy replica at a small time scale must not starve its readers."""
-_SNAPSHOT_STEPS = 15
-"""Decode steps between two load snapshots: SGLang's --load-snapshot-publish-interval."""
 
 
 class Engine:
@@ -27,7 +22,8 @@ class Engine:
 
     def __init__(self, config: EmulatorConfig) -> None:
         self.config = config
-        self.replica = self._new_replica()
+        self.schedulers = [Scheduler(config, rank, self._tell) for rank in range(config.dp_size)]
+        """By data-parallel rank."""
         self.faults = Faults()
         self.log: deque[Record] = deque(maxlen=LOG_LIMIT)
         self.requests = 0
@@ -42,13 +38,9 @@ class Engine:
         }
         """Counters of ended sequences by whether they were streamed, under their names in /metrics."""
         self._live: dict[str, tuple[Generation, Answer]] = {}
-        self._loop = asyncio.get_running_loop()
-        self._origin = self._loop.time()
+        self._turn = 0
+        """Rank of the next request that names none."""
         self._epoch = time.time()
-        self._timer: asyncio.TimerHandle | None = None
-        self._snapshot_steps = 0
-        self._snapshot_prefill = 0.0
-        self.snapshot = snapshot.measure(self.replica, self.config.time_scale)
 
     @property
     def scale(self) -> float:
@@ -73,9 +65,22 @@ class Engine:
         self.requests += 1
         return record
 
-    def submit(self, prompt: bytes, *, record: Record, length: int, reason: str, n: int = 1, salt: str = "") -> Answer:
-        """Starts `n` sequences of `length` tokens; QueueFull when the replica takes no more."""
-        now = self._catch_up()
+    def submit(
+        self,
+        prompt: bytes,
+        *,
+        record: Record,
+        length: int,
+        reason: str,
+        n: int = 1,
+        salt: str = "",
+        rank: int | None = None,
+    ) -> Answer:
+        """Starts `n` sequences of `length` tokens on a rank, by default the next in turn; QueueFull when it is full."""
+        if rank is None:
+            rank, self._turn = self._turn, (self._turn + 1) % len(self.schedulers)
+        scheduler = self.schedulers[rank]
+        now = scheduler.catch_up()
         answer = Answer(self, tokens.count(prompt))
         words = tokens.answer(prompt, length)
         # The last output token's KV is never computed, so no page can hold it.
@@ -83,29 +88,26 @@ class Engine:
         pages = tokens.chain(stored, self.config.page_size, salt)
         try:
             if self.faults.queue_full:
-                self.replica.totals.rejected += 1
+                scheduler.replica.totals.rejected += 1
                 raise QueueFull
             for choice in range(n):
                 work = Work(pages, answer.prompt_tokens, length)
-                self.replica.submit(work, now)
+                scheduler.replica.submit(work, now)
                 rid = record.rid if choice == 0 else new_id()
-                generation = Generation(rid, work, words, reason, record)
+                generation = Generation(rid, work, scheduler, words, reason, record)
                 answer.generations.append(generation)
                 self._live[rid] = (generation, answer)
         except QueueFull:
             answer.abort()
             record.error = 503
             raise
-        self._schedule()
+        scheduler.schedule()
         return answer
 
     def abort(self, generation: Generation) -> None:
         """Ends a sequence and frees its slot now; nothing when it has ended."""
-        if generation.ended:
-            return
-        self.replica.abort(generation.work, self._catch_up())
-        self._tell()
-        self._schedule()
+        if not generation.ended:
+            generation.scheduler.abort(generation.work)
 
     def abort_rid(self, rid: str) -> None:
         """Ends the sequence with this id, if it lives."""
@@ -127,62 +129,26 @@ class Engine:
         self._apply_pause()
 
     def flush_cache(self) -> bool:
-        """Empties the prefix cache; False when a request lives."""
-        if not self.replica.idle:
+        """Empties the prefix caches; False when a request lives."""
+        if not all(scheduler.replica.idle for scheduler in self.schedulers):
             return False
-        self.replica.cache.clear()
+        for scheduler in self.schedulers:
+            scheduler.replica.cache.clear()
         return True
 
-    def loads(self) -> dict[str, Any]:
-        """The load as the scheduler last published it. Without steps to publish at, as it is now; unless it hangs."""
-        self._catch_up()
-        if not self.faults.hang and (self.replica.idle or self.paused):
-            self._publish()
-        return self.snapshot
+    def loads(self) -> list[dict[str, Any]]:
+        """The load of each rank as its scheduler last published it."""
+        return [scheduler.load(hangs=self.faults.hang, paused=self.paused) for scheduler in self.schedulers]
 
     def close(self) -> None:
         """Ends everything; the engine is of no use afterwards."""
         self.abort_all()
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _new_replica(self) -> Replica:
-        config = self.config
-        limits = Limits(config.kv_tokens, config.page_size, config.max_running_requests, config.max_queued_requests)
-        return Replica(find_machine(config.hardware).hardware, limits)
+        for scheduler in self.schedulers:
+            scheduler.close()
 
     def _apply_pause(self) -> None:
-        """Lets the replica step or not."""
-        now = self._catch_up()
-        if self.paused or self.faults.hang:
-            self.replica.pause()
-        else:
-            self.replica.resume(now)
-        self._schedule()
-
-    def _now(self) -> float:
-        return (self._loop.time() - self._origin) / self.scale
-
-    def _catch_up(self) -> float:
-        """Runs the steps that are due; returns the replica's time, which stays behind while it has not caught up."""
-        now = self._now()
-        if self.replica.advance(now, _STEPS_PER_PUMP):
-            self._tell()
-        due = self.replica.next_time
-        return now if due is None or due > now else due
-
-    def _pump(self) -> None:
-        self._timer = None
-        self._catch_up()
-        self._schedule()
-
-    def _schedule(self) -> None:
-        due = self.replica.next_time
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if due is not None:
-            self._timer = self._loop.call_at(self._origin + due * self.scale, self._pump)
+        for scheduler in self.schedulers:
+            scheduler.stop(self.paused or self.faults.hang)
 
     def _tell(self) -> None:
         """Wakes the readers of every sequence that changed, and lets go of those that ended."""
@@ -200,16 +166,6 @@ class Engine:
                 self.served["prompt_tokens_total"][record.stream] += generation.work.prompt_tokens
                 self.served["generation_tokens_total"][record.stream] += generation.work.produced
                 self.served["num_requests_total"][record.stream] += 1
-        totals = self.replica.totals
-        steps = totals.decode_steps - self._snapshot_steps
-        if steps >= _SNAPSHOT_STEPS or totals.prefill_seconds != self._snapshot_prefill or self.replica.idle:
-            self._publish()
-
-    def _publish(self) -> None:
-        totals = self.replica.totals
-        self._snapshot_steps = totals.decode_steps
-        self._snapshot_prefill = totals.prefill_seconds
-        self.snapshot = snapshot.measure(self.replica, self.config.time_scale)
 
 
 def _startup_times() -> dict[str, Any]:

@@ -75,6 +75,7 @@ def _meta(answer: Answer, generation: Generation, produced: int) -> dict[str, An
     engine, work = answer.engine, generation.work
     ended = generation.ended and produced == work.produced
     started, first = engine.epoch(work.started), engine.epoch(work.first_token)
+    rank = generation.scheduler.rank if engine.config.dp_size > 1 else None
     meta = {
         "id": generation.rid,
         "finish_reason": _finish_reason(generation) if ended else None,
@@ -92,7 +93,7 @@ def _meta(answer: Answer, generation: Generation, produced: int) -> dict[str, An
     }
     if ended:
         meta["weight_versions"] = weight_metadata(work.produced)["weight_versions"]
-    meta |= {"cached_tokens_details": {"device": work.cached_tokens, "host": 0}, "dp_rank": None}
+    meta |= {"cached_tokens_details": {"device": work.cached_tokens, "host": 0}, "dp_rank": rank}
     if ended:
         meta |= _timing(answer, generation)
     elif produced == 1:

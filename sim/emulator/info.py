@@ -68,11 +68,15 @@ async def server_info(request: Request) -> Response:
     """GET /server_info and its old name: the arguments and facts a router may look at, of over 500 in the real one."""
     engine: Engine = request.app.state.engine
     arguments = _arguments(engine.config, request.app.state.port)
-    state = {
-        **arguments,
-        "effective_max_running_requests_per_dp": engine.config.max_running_requests,
-        "last_gen_throughput": engine.loads()["gen_throughput"],
-    }
+    running = engine.config.max_running_requests
+    states = [
+        {
+            **arguments,
+            "effective_max_running_requests_per_dp": running,
+            "last_gen_throughput": load["gen_throughput"],
+        }
+        for load in engine.loads()
+    ]
     return JSONResponse(
         {
             **arguments,
@@ -81,7 +85,7 @@ async def server_info(request: Request) -> Response:
             "max_total_num_tokens": engine.config.kv_tokens,
             "max_req_input_len": engine.config.context_length - 6,
             "startup_time": engine.startup_times,
-            "internal_states": [state],
+            "internal_states": states,
             "version": VERSION,
             "frontend": "python",
         }
@@ -109,7 +113,7 @@ def _arguments(config: EmulatorConfig, port: int) -> dict[str, Any]:
         "disaggregation_mode": "null",
         "kv_events_config": None,
         "tp_size": 4,
-        "dp_size": 1,
+        "dp_size": config.dp_size,
         "host": config.host,
         "port": port,
     }
@@ -120,6 +124,8 @@ def _flags(config: EmulatorConfig, port: int) -> list[str]:
     flags += [str(config.page_size), "--max-running-requests", str(config.max_running_requests), "--enable-metrics"]
     if config.max_queued_requests is not None:
         flags += ["--max-queued-requests", str(config.max_queued_requests)]
+    if config.dp_size > 1:
+        flags += ["--dp-size", str(config.dp_size)]
     if config.cache_report:
         flags.append("--enable-cache-report")
     return flags

@@ -25,11 +25,14 @@ async def loads(request: Request) -> Response:
     unknown = sorted(include.difference(_SECTIONS))
     if unknown:
         raise ApiError(400, f"Invalid include sections: {', '.join(unknown)}. Valid: {', '.join(_SECTIONS)}")
-    rank = query.get("dp_rank", "0")
-    if not rank.lstrip("-").isdigit():
+    rank = query.get("dp_rank")
+    if rank is not None and not rank.lstrip("-").isdigit():
         raise ApiError(400, f"dp_rank must be an integer, not {rank!r}")
-    load = _load(engine, include)
-    wanted = [load] if int(rank) == 0 else []
+    wanted = [
+        _load(load, engine.config.kv_tokens, include)
+        for load in engine.loads()
+        if rank is None or load["dp_rank"] == int(rank)
+    ]
     if query.get("format") == "prometheus":
         return PlainTextResponse("".join(_prometheus(wanted)), media_type=_METRICS_TYPE)
     return JSONResponse(
@@ -43,11 +46,11 @@ async def loads(request: Request) -> Response:
     )
 
 
-def _load(engine: Engine, include: set[str]) -> dict[str, Any]:
-    load = dict(engine.loads())
+def _load(load: dict[str, Any], capacity: int, include: set[str]) -> dict[str, Any]:
+    """With the sections asked for."""
+    load = dict(load)
     everything = "all" in include
     if everything or "memory" in include:
-        capacity = engine.config.kv_tokens
         load["memory"] = {"weight_gb": 0.0, "kv_cache_gb": 0.0, "graph_gb": 0.0, "token_capacity": capacity}
     if everything or "disagg" in include:
         queues = ("prefill_bootstrap", "prefill_inflight", "decode_prealloc", "decode_transfer", "decode_retracted")
@@ -61,6 +64,8 @@ def _load(engine: Engine, include: set[str]) -> dict[str, Any]:
 
 
 def _prometheus(wanted: list[dict[str, Any]]) -> Iterator[str]:
+    """A family for each number, with a sample for each rank."""
+    families: dict[str, list[str]] = {}
     for load in wanted:
         for key, value in load.items():
             items = {key: value}
@@ -69,4 +74,7 @@ def _prometheus(wanted: list[dict[str, Any]]) -> Iterator[str]:
                 items = {f"{prefix}_{name}": item for name, item in value.items()}
             for name, item in items.items():
                 if name != "dp_rank" and isinstance(item, (int, float)):
-                    yield f'# TYPE sglang_{name} gauge\nsglang_{name}{{dp_rank="0"}} {item}\n'
+                    families.setdefault(name, []).append(f'sglang_{name}{{dp_rank="{load["dp_rank"]}"}} {item}\n')
+    for name, samples in families.items():
+        yield f"# TYPE sglang_{name} gauge\n"
+        yield from samples

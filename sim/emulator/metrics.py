@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from sim.emulator.config import EmulatorConfig
 from sim.emulator.engine import Engine
+from sim.replica import Replica, Totals
 
 
 async def metrics(request: Request) -> Response:
@@ -17,12 +19,37 @@ async def metrics(request: Request) -> Response:
 
 
 def _lines(engine: Engine) -> Iterator[str]:
-    config, replica, load = engine.config, engine.replica, engine.loads()
-    cache, totals = replica.cache, replica.totals
+    config = engine.config
     model = f'engine_type="unified",model_name="{config.model}"'
-    rank = f'{model},moe_ep_rank="0",pp_rank="0",tp_rank="0"'
-    page = config.page_size
-    gauges = {
+    gauges: dict[str, dict[str, float]] = {}
+    counters: dict[str, dict[str, float]] = {}
+    for scheduler, load in zip(engine.schedulers, engine.loads(), strict=True):
+        which = f'dp_rank="{scheduler.rank}",' if config.dp_size > 1 else ""
+        rank = f'{which}{model},moe_ep_rank="0",pp_rank="0",tp_rank="0"'
+        for name, value in _gauges(config, scheduler.replica, load).items():
+            gauges.setdefault(name, {})[rank] = value
+        for (name, mode), tokens in _tokens(scheduler.replica.totals).items():
+            counters.setdefault(name, {})[f'{rank},mode="{mode}"'] = tokens
+    for name, values in gauges.items():
+        yield from _family(name, "gauge", values)
+    phases = {phase: seconds for phase, seconds in engine.startup_times.items() if isinstance(seconds, float)}
+    yield from _family("startup_time_seconds", "gauge", {f'{model},phase="{key}"': s for key, s in phases.items()})
+    for name, values in counters.items():
+        yield from _family(name, "counter", values)
+    for name, counts in engine.served.items():
+        by_stream = {f'{model},is_streaming="{str(stream).lower()}"': count for stream, count in counts.items()}
+        yield from _family(name, "counter", by_stream)
+    # These two do not exist before they are first counted.
+    totals = [scheduler.replica.totals for scheduler in engine.schedulers]
+    if cached := sum(each.cached_tokens for each in totals):
+        yield from _family("cached_tokens_total", "counter", {f'cache_source="device",{model}': cached})
+    if aborted := sum(each.aborted for each in totals):
+        yield from _family("num_aborted_requests_total", "counter", {model: aborted})
+
+
+def _gauges(config: EmulatorConfig, replica: Replica, load: Mapping[str, float]) -> dict[str, float]:
+    cache, page = replica.cache, config.page_size
+    return {
         "num_running_reqs": load["num_running_reqs"],
         "num_queue_reqs": load["num_waiting_reqs"],
         "num_grammar_queue_reqs": 0,
@@ -41,29 +68,20 @@ def _lines(engine: Engine) -> Iterator[str]:
         "decode_sum_seq_lens": sum(work.context_tokens for work in replica.running if work.produced),
         "utilization": 0.0,
     }
-    for name, value in gauges.items():
-        yield from _family(name, "gauge", {rank: value})
-    phases = {phase: seconds for phase, seconds in engine.startup_times.items() if isinstance(seconds, float)}
-    yield from _family("startup_time_seconds", "gauge", {f'{model},phase="{key}"': s for key, s in phases.items()})
-    modes = {"input": totals.prefill_tokens, "device_hit": totals.cached_tokens, "host_hit": 0, "storage_hit": 0}
-    effective = {f'{rank},mode="{mode}"': value for mode, value in modes.items()}
-    yield from _family("prefill_effective_tokens_total", "counter", effective)
-    works = {
-        "prefill_compute": totals.prefill_tokens,
-        "decode": totals.output_tokens,
-        "prefill_cache": totals.cached_tokens,
+
+
+def _tokens(totals: Totals) -> dict[tuple[str, str], float]:
+    """Counted tokens by family and mode."""
+    effective, realtime = "prefill_effective_tokens_total", "realtime_tokens_total"
+    return {
+        (effective, "input"): totals.prefill_tokens,
+        (effective, "device_hit"): totals.cached_tokens,
+        (effective, "host_hit"): 0,
+        (effective, "storage_hit"): 0,
+        (realtime, "prefill_compute"): totals.prefill_tokens,
+        (realtime, "decode"): totals.output_tokens,
+        (realtime, "prefill_cache"): totals.cached_tokens,
     }
-    realtime = {f'{rank},mode="{mode}"': value for mode, value in works.items()}
-    yield from _family("realtime_tokens_total", "counter", realtime)
-    for name, counts in engine.served.items():
-        by_stream = {f'{model},is_streaming="{str(stream).lower()}"': count for stream, count in counts.items()}
-        yield from _family(name, "counter", by_stream)
-    # These two do not exist before they are first counted.
-    if totals.cached_tokens:
-        source = f'cache_source="device",{model}'
-        yield from _family("cached_tokens_total", "counter", {source: totals.cached_tokens})
-    if totals.aborted:
-        yield from _family("num_aborted_requests_total", "counter", {model: totals.aborted})
 
 
 def _family(name: str, kind: str, values: Mapping[str, float]) -> Iterator[str]:

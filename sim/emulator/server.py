@@ -132,27 +132,27 @@ class Emulator:
     @property
     def running(self) -> int:
         """Requests in the running batch."""
-        return len(self.engine.replica.running)
+        return sum(len(rank.replica.running) for rank in self.engine.schedulers)
 
     @property
     def queued(self) -> int:
         """Requests that wait."""
-        return len(self.engine.replica.waiting)
+        return sum(len(rank.replica.waiting) for rank in self.engine.schedulers)
 
     @property
     def finished(self) -> int:
         """Requests that ended by themselves, since the start."""
-        return self.engine.replica.totals.finished
+        return sum(rank.replica.totals.finished for rank in self.engine.schedulers)
 
     @property
     def aborted(self) -> int:
         """Requests that were ended early, since the start."""
-        return self.engine.replica.totals.aborted
+        return sum(rank.replica.totals.aborted for rank in self.engine.schedulers)
 
     @property
     def rejected(self) -> int:
         """Requests refused for a full queue, since the start."""
-        return self.engine.replica.totals.rejected
+        return sum(rank.replica.totals.rejected for rank in self.engine.schedulers)
 
     async def _drain(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""The load of a replica as its scheduler publishes it."""
+"""The load of a rank as its scheduler publishes it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from sim.replica import Replica
 
 
-def measure(replica: Replica, scale: float) -> dict[str, Any]:
-    """`loads[0]` of /v1/loads. Times are wall-clock, so a router that measures speeds sees the scaled ones."""
+def measure(replica: Replica, rank: int, scale: float) -> dict[str, Any]:
+    """An entry in `loads` of /v1/loads. Times are wall-clock, so a router that measures speed sees the scaled one."""
     totals = replica.totals
     used = replica.used_tokens
     queued = sum(work.prompt_tokens for work in replica.waiting)
@@ -19,7 +19,7 @@ def measure(replica: Replica, scale: float) -> dict[str, Any]:
     micro = 1e6 * scale
     return {
         "timestamp": time.time(),
-        "dp_rank": 0,
+        "dp_rank": rank,
         "num_running_reqs": len(replica.running),
         "num_waiting_reqs": len(replica.waiting),
         "num_waiting_uncached_tokens": replica.waiting_uncached_tokens,

@@ -260,8 +260,8 @@ async def test_loads_under_load() -> None:
         for client in clients:
             asked = {"messages": [PARAGRAPH], "max_tokens": 4000, "ignore_eos": True}
             client.send(post(body=json.dumps(asked).encode()))
-        await eventually(lambda: replica.engine.snapshot["num_running_reqs"] == 4)
-        await eventually(lambda: replica.engine.snapshot["num_waiting_reqs"] == 4)
+        await eventually(lambda: replica.engine.schedulers[0].snapshot["num_running_reqs"] == 4)
+        await eventually(lambda: replica.engine.schedulers[0].snapshot["num_waiting_reqs"] == 4)
         given = await ask(replica, capture)
         for client in clients:
             client.close()

@@ -51,10 +51,10 @@ async def test_parts_of_the_load(fast: Emulator) -> None:
 async def test_the_load_is_published_every_15_steps(slow: Emulator) -> None:
     async with connection(slow) as client:
         begin(client)
-        await eventually(lambda: slow.engine.replica.totals.decode_steps >= 16)
+        await eventually(lambda: slow.engine.schedulers[0].replica.totals.decode_steps >= 16)
         load = (await ask_json(slow, "/v1/loads"))["loads"][0]
         steps = load["decode_moments"][0]
-        assert 0 < steps <= slow.engine.replica.totals.decode_steps
+        assert 0 < steps <= slow.engine.schedulers[0].replica.totals.decode_steps
         assert load["gen_throughput"] > 0
 
 

@@ -57,7 +57,7 @@ async def test_a_leaving_client_may_be_noticed_late() -> None:
         async with connection(replica) as client:
             begin(client)
             await eventually(lambda: replica.running)
-        produced = replica.engine.replica.running[0].produced
+        produced = replica.engine.schedulers[0].replica.running[0].produced
         await eventually(lambda: replica.running == 0)
         assert replica.log[-1].completion_tokens > produced
 

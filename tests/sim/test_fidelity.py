@@ -40,7 +40,7 @@ async def over_sockets(sessions: list[Session], folder: Path) -> tuple[list[Answ
         stack.push_async_callback(asyncio.to_thread, router.stop)
         await asyncio.to_thread(router.wait_ok, f"{router.admin_url}/readyz", LIMIT_S)
         answers = await play(router.url, sessions, fidelity.SESSIONS.system_tokens)
-        return answers, [replica.engine.replica.totals for replica in replicas]
+        return answers, [replica.engine.schedulers[0].replica.totals for replica in replicas]
 
 
 async def test_the_simulator_does_with_a_journal_what_the_emulator_did(tmp_path: Path) -> None:
