@@ -52,6 +52,13 @@ async def test_the_addresses_of_a_name_are_replicas(server: Nameserver) -> None:
         assert ("AAAA" in {kind for _, kind in server.asked}) is False
 
 
+async def test_each_rank_of_an_engine_is_a_replica(server: Nameserver) -> None:
+    server.give(NAME, "A", "10.0.0.1")
+    async with following(server, port=30000, ranks=2) as seen:
+        first = await seen.ids("10.0.0.1:30000@0", "10.0.0.1:30000@1")
+        assert {each.url for each in first.values()} == {"http://10.0.0.1:30000"}
+
+
 async def test_ipv6_where_there_is_no_other(server: Nameserver) -> None:
     server.give(NAME, "AAAA", "fd00::2", "fd00::1")
     async with following(server, port=30000, scheme="https") as seen:

@@ -52,6 +52,8 @@ async def test_a_list_as_replicas_is_written_and_what_becomes_of_it(file: Writte
         assert (first["b"].url, first["b"].weight) == ("http://10.0.0.2:30000", 2)
         file.write(json.dumps([{"id": "c", "url": "http://10.0.0.3:30000"}]))
         await seen.ids("c")
+        file.write("[{id: c, url: 'http://10.0.0.3:30000', ranks: 2}]")
+        assert [each.rank for each in (await seen.ids("c@0", "c@1")).values()] == [0, 1]
         file.write("[]")
         await seen.ids()
 

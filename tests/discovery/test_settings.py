@@ -70,6 +70,10 @@ BAD = {
     "discovery: {dns: [{name: a, port: 70000}]}": "discovery.dns.0.port",
     "discovery: {dns: [{name: a, server: 10.0.0.10}]}": "'10.0.0.10' is not an address and a port",
     "discovery: {dns: [{name: a, server: 'dns:53'}]}": "'dns:53' is not an address and a port",
+    "discovery: {dns: [{name: a, ranks: 0}]}": "discovery.dns.0.ranks: Input should be greater than or equal to 1",
+    "discovery: {kubernetes: [{service: a, ranks: 65}]}": "discovery.kubernetes.0.ranks: Input should be less than or",
+    "replicas: [{url: 'http://a:1', ranks: 2.5}]": "replicas.0.ranks",
+    "replicas: [{url: 'http://a:1', id: a, ranks: 2}, {url: 'http://b:1', id: a@1}]": "the id 'a@1' is given twice",
     "discovery: {fiel: x}": "discovery.fiel: unknown key, set to 'x': did you mean 'discovery.file'?",
     "replicas: [http://a:1, HTTP://A:1]": "replicas: http://a:1 is given twice",
 }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import product
 from typing import Any
 
 import pytest
@@ -78,6 +80,35 @@ def test_ranks_are_summed_and_as_old_as_the_oldest() -> None:
     assert (report.ranks, report.taken, report.load.at) == (2, TAKEN - 7, NOW - 7)
 
 
+def test_of_a_rank_only_its_own_counts() -> None:
+    """Also when all are told: an engine may not know the question."""
+    ranks = [
+        {"dp_rank": 0, "timestamp": TAKEN - 7, "num_running_reqs": 1, "num_waiting_reqs": 2},
+        {"dp_rank": 1, "timestamp": TAKEN - 1, "num_running_reqs": 4, "num_waiting_reqs": 8},
+    ]
+    report = loads.from_loads(answer(*ranks), NOW, 1)
+    assert (report.load.running, report.load.waiting, report.ranks) == (4, 8, 1)
+    assert (report.taken, report.load.at) == (TAKEN - 1, NOW - 1)
+
+
+NO_SUCH = "the engine tells of no data-parallel rank 2: `ranks` is greater than its --dp-size, set it to that"
+
+
+def test_a_rank_that_is_not_told_is_said_to_be_missing() -> None:
+    old = json.dumps([{"dp_rank": 0, "num_reqs": 5, "num_waiting_reqs": 2}]).encode()
+    for parse, said in (
+        (loads.from_loads, answer()),
+        (loads.from_loads, answer({"dp_rank": 0, "num_running_reqs": 1})),
+        (loads.from_get_load, old),
+        (loads.from_metrics, b'sglang:num_running_reqs{dp_rank="0"} 3.0\n'),
+        (loads.from_metrics, b"sglang:num_running_reqs 3.0\n"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(NO_SUCH)):
+            parse(said, NOW, 2)
+    with pytest.raises(ValueError, match="no engine's load in it"):
+        loads.from_metrics(b"up 1\n", NOW, 2)
+
+
 @pytest.mark.parametrize("offset_s", [-1e6, 0.0, 1e6])
 def test_the_engines_clock_need_not_be_ours(offset_s: float) -> None:
     answered = datetime.fromtimestamp(TAKEN + offset_s, UTC).isoformat()
@@ -122,6 +153,7 @@ def test_the_older_form() -> None:
     load = loads.from_get_load(json.dumps(said).encode(), NOW).load
     assert (load.at, load.running, load.waiting) == (NOW, 4, 2)
     assert loads.from_get_load(json.dumps(said[0]).encode(), NOW).load.running == 3
+    assert loads.from_get_load(json.dumps(said).encode(), NOW, 1).load.running == 1
     for bad in (b"", b"[]", b"[{}]", b"null", b'"x"'):
         with pytest.raises(ValueError, match=r"in it|not JSON"):
             loads.from_get_load(bad, NOW)
@@ -142,6 +174,8 @@ def test_both_prefixes_of_metrics(prefix: str) -> None:
     load = loads.from_metrics(text.encode(), NOW).load
     assert load.running == 7, "tensor-parallel ranks tell the same, data-parallel ranks add up"
     assert (load.waiting, load.host_capacity_tokens) == (5, 900)
+    second = loads.from_metrics(text.encode(), NOW, 1).load
+    assert (second.running, second.waiting) == (4, None), "what is told of no rank is not this one's"
 
 
 @pytest.mark.parametrize(
@@ -157,6 +191,8 @@ def test_the_host_tier_is_derived_from_its_ratio() -> None:
     assert loads.from_server_info(json.dumps(said | {"hicache_size": 0}).encode()).host_capacity_tokens == 5000
     in_gigabytes = loads.from_server_info(json.dumps(said | {"hicache_size": 30}).encode())
     assert (in_gigabytes.capacity_tokens, in_gigabytes.host_capacity_tokens, in_gigabytes.mark) == (2000, None, None)
+    of_one = loads.from_server_info(json.dumps(said | {"hicache_size": 0}).encode(), 1)
+    assert (of_one.capacity_tokens, of_one.host_capacity_tokens, of_one.ranks) == (1000, 2500, 2)
 
 
 _values = st.recursive(
@@ -175,9 +211,10 @@ _ranks = st.lists(st.dictionaries(_fields, _values, max_size=6), max_size=3)
 @given(st.fixed_dictionaries({"loads": _ranks, "timestamp": _values}) | _ranks | st.dictionaries(_fields, _values))
 def test_no_lie_makes_more_than_a_value_error(said: object) -> None:
     raw = json.dumps(said).encode()
-    for parse in (loads.from_loads, loads.from_get_load, loads.from_metrics):
+    parsers = (loads.from_loads, loads.from_get_load, loads.from_metrics)
+    for parse, rank in product(parsers, (None, 0)):
         try:
-            load = parse(raw, NOW).load
+            load = parse(raw, NOW, rank).load
         except ValueError:
             continue
         numbers = (load.running, load.waiting, load.waiting_tokens, load.used_tokens, load.capacity_tokens)

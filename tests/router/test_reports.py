@@ -27,7 +27,8 @@ SETTINGS = ReportSettings(timeout_s=0.5).model_copy(update={"interval_s": 0.02})
 class Polled:
     """One fake replica, polled; the clock is the test's."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int | None = None, ranks: int = 1) -> None:
+        self.rank, self.ranks = rank, ranks
         self.fake = FakeReplica()
         self.policy = Recorder()
         self.balancer = Balancer(self.policy)
@@ -40,7 +41,7 @@ class Polled:
         await self.fake.start()
         self.balancer.join(self.replica, self.now)
         self._asker = Asker(Upstream(self.fake.url, connect_s=2, idle_s=3))
-        self.reports.watch(self.replica, self._asker)
+        self.reports.watch(self.replica, self._asker, self.rank, self.ranks)
 
     async def stop(self) -> None:
         await self.reports.forget(self.replica)
@@ -258,3 +259,74 @@ async def test_a_forgotten_replica_is_told_nothing_more(polled: Polled) -> None:
     told = polled.told(LoadReported)
     await polled.reports.forget(polled.replica)  # a second time does nothing
     assert polled.told(LoadReported) == told
+
+
+# Ranks
+
+
+async def test_of_a_rank_only_its_own_load_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    polled = Polled(rank=3, ranks=4)
+    loads = {"loads": [{"dp_rank": 3, "num_running_reqs": 7, "num_waiting_reqs": 0}]}
+    polled.fake.say("/v1/loads?dp_rank=3", loads)
+    polled.fake.say("/server_info", {"dp_size": 4, "max_total_num_tokens": 500})
+    await polled.start()
+    load = await polled.reported()
+    assert (load.running, load.capacity_tokens) == (7, 500)
+    polled.fake.say("/v1/loads?dp_rank=3", {"loads": []})
+    await eventually(lambda: logged(caplog, "warmroute.reports"))
+    polled.fake.say("/v1/loads?dp_rank=3", loads)
+    await polled.reported()
+    trouble, well = (record.message for record in logged(caplog, "warmroute.reports"))
+    assert trouble.startswith(
+        "replica r tells no load: /v1/loads: the engine tells of no data-parallel rank 3: `ranks`"
+    )
+    assert well == "replica r tells its load again"
+    assert "/v1/loads" not in polled.fake.asked
+    await polled.stop()
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "found", "words"),
+    [
+        (None, 1, 1, ""),
+        (
+            None,
+            1,
+            4,
+            "`ranks` says 1: the engine spreads a session's turns over 4 KV caches, and affinity is worth 1/4: ",
+        ),
+        (0, 4, 2, "`ranks` says 4: what is sent to the ranks that it does not have, it refuses (400): "),
+        (0, 2, 4, "`ranks` says 2: nothing is sent to the ranks beyond: "),
+        (0, 2, 2, ""),
+        (1, 2, 4, ""),
+    ],
+)
+async def test_another_size_than_was_said_is_told_once(
+    rank: int | None, ranks: int, found: int, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    polled = Polled(rank, ranks)
+    polled.fake.say("/v1/loads" + (f"?dp_rank={rank}" if rank is not None else ""), 404)
+    polled.fake.say("/get_load", {"dp_rank": rank, "num_reqs": 1, "num_waiting_reqs": 0})
+    polled.fake.say("/server_info", {"dp_size": found})
+    await polled.start()
+
+    async def looked_at() -> list[str]:
+        """What was said once it has been looked at three times more."""
+        for _ in range(3):
+            await polled.reported()
+            polled.now += 11
+            await polled.fake.asked_for("/server_info")
+        await polled.reported()
+        return [record.message for record in logged(caplog, "warmroute.reports")]
+
+    said = await looked_at()
+    assert len(said) == bool(words), said
+    if words:
+        assert words + f"set ranks: {found} where" in said[0]
+        polled.reports.expect(polled.replica, found)
+        assert (await looked_at())[1:] == ["replica r: its engine has as many data-parallel ranks as `ranks` says"], (
+            "mended, and told once"
+        )
+    await polled.stop()
