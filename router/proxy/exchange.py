@@ -534,7 +534,7 @@ class Exchange:
         self.lease = None
         proxy.room.freed()
         self.why = why
-        self.request.failed += (replica,)
+        self.request.failed += self._struck(replica, why)
         if not (repeatable or self.repeatable):
             self.refuse(refusal)
         elif self.tries >= proxy.tries:
@@ -546,6 +546,18 @@ class Exchange:
             proxy.metrics.redispatched(why)
             self._opening = None
             self._dispatch()
+
+    def _struck(self, replica: Replica, why: str) -> tuple[Replica, ...]:
+        """What this request is not to try again: the replica, and unless only its queue is full, all ranks beside it.
+
+        They are one server: whoever cannot reach one of them reaches none.
+        """
+        address = replica.address
+        if not isinstance(address, Upstream) or address.rank is None or why in _BUSY:
+            return (replica,)
+        fleet = self.proxy.balancer.replicas.values()
+        beside = (each for each in fleet if isinstance(each.address, Upstream) and each.address.url == address.url)
+        return (replica, *(each for each in beside if each is not replica))
 
     def _short(self, refusal: Refusal) -> None:
         """We could not even try: no other replica would do better, and none is to blame."""

@@ -103,6 +103,24 @@ def test_engines_are_scaled_by_what_routers_tell() -> None:
         assert set(asked) <= known
 
 
+def test_a_scaled_engine_is_all_of_its_ranks() -> None:
+    """Capacity is told for each rank, and pods are what is scaled."""
+    scaling = {
+        "enabled": True,
+        "target": {"name": "sglang"},
+        "prometheus": "http://p",
+        "requests": 0,
+        "matchers": "a=b",
+    }
+    release = render({"engines": [{"service": "sglang", "ranks": 4}], "engineScaling": scaling})
+    assert release.settings["discovery"]["kubernetes"][0]["ranks"] == 4
+    (trigger,) = release.one("ScaledObject", "engines")["spec"]["triggers"]
+    assert trigger["metadata"]["query"] == (
+        "sum(max by (replica) (warmroute_live_tokens{a=b}))"
+        " / (4 * avg(max by (replica) (warmroute_capacity_tokens{a=b}) > 0))"
+    )
+
+
 def test_the_routers_of_this_release_are_asked_unless_told_otherwise() -> None:
     scaling = {"enabled": True, "target": {"name": "sglang"}, "prometheus": "http://p", "liveTokens": 0}
     release = render({**ENGINES, "engineScaling": scaling, "metrics": {"serviceMonitor": {"enabled": True}}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -47,7 +48,9 @@ FULL = Load(RUNNING, QUEUED)
 class Engine:
     """One SGLang server on a port of its own, which it keeps across restarts."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, ranks: int = 1) -> None:
+        """`ranks`: its data-parallel size."""
+        self.ranks = ranks
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = LOGS / f"{name}.log"
@@ -55,7 +58,12 @@ class Engine:
 
     def _launch(self) -> Process:
         limits = ("--max-running-requests", str(RUNNING), "--max-queued-requests", str(QUEUED))
-        return Process([ROOT / "scripts/engine/start", str(self.port), *limits], self._log)
+        start = [str(ROOT / "scripts/engine/start"), str(self.port), *limits]
+        if self.ranks > 1:
+            # On the CPU SGLang wants to be told where each rank's threads run.
+            places = "|".join(str(rank % (os.cpu_count() or 1)) for rank in range(self.ranks))
+            start = ["env", f"SGLANG_CPU_OMP_THREADS_BIND={places}", *start, "--dp-size", str(self.ranks)]
+        return Process(start, self._log)
 
     def restart(self) -> None:
         """End it if it has not ended, and start it again on the same port. `wait_ready` is the caller's."""

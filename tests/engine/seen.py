@@ -52,12 +52,12 @@ class ReplicaView:
 
 
 async def replicas(router: Router, client: httpx.AsyncClient) -> dict[str, ReplicaView]:
-    """The router's replicas by URL."""
+    """The router's replicas by id, which is the URL of those that were given none."""
     answer = await client.get(f"{router.admin_url}/replicas")
     views: dict[str, ReplicaView] = {}
     for replica in answer.raise_for_status().json()["replicas"]:
         load = replica["load"] or {}
-        views[replica["url"]] = ReplicaView(
+        views[replica["id"]] = ReplicaView(
             replica["state"], load.get("running"), load.get("waiting"), load.get("capacity_tokens")
         )
     return views

@@ -13,6 +13,7 @@ import pytest
 from sim.emulator import Emulator, EmulatorConfig
 from tests.fakes.client import RawClient, post
 from tests.fakes.operated import LIMIT_S, Operated
+from tests.fakes.process import free_port
 from tests.fakes.waiting import until
 from tests.fakes.wire import eventually
 
@@ -140,6 +141,20 @@ async def test_what_cannot_be_is_told_and_nothing_changed(operated: Operated) ->
     operated.write(replicas=[{"id": "a", "url": "http://127.0.0.1:9", "ranks": 2}, {"id": "a@1", "url": "http://b:1"}])
     assert "the id 'a@1' is given twice" in (await operated.reload()).text
     assert set(await operated.fleet()) == {"a"}
+
+
+async def test_when_an_engine_fails_none_of_its_ranks_is_tried_again(operated: Operated) -> None:
+    """They are one server: two tries must be enough, with eight dead ranks beside one replica that lives."""
+    await operated.add("a")
+    dead = {"id": "d", "url": f"http://127.0.0.1:{free_port()}", "ranks": 8}
+    operated.write(
+        replicas=[{"id": "a", "url": operated.replicas["a"].upstream.url}, dead],
+        health={"fail_after": 100_000, "passive_fail_after": 100_000, "failure_window": 1000},
+        retries={"tries": 2, "budget_burst": 1000},
+        response_headers=True,
+    )
+    await operated.serve()
+    assert {await operated.where(f"s{number}") for number in range(20)} == {"a"}
 
 
 # With engines that have ranks
