@@ -2,7 +2,7 @@
 
 SGLang (0.5.23) serves a request on the rank that its header `X-Data-Parallel-Rank` names, whatever the body says. Only
 `/generate` does not look at it. Where an engine is told to obey headers (SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES=1),
-`x-override-routed-dp-rank` goes before it, and `/generate` obeys that. So both are sent; a client's go no further.
+that obeys `x-override-routed-dp-rank`, and chats do before the other. So both are sent; a client's go no further.
 """
 
 from __future__ import annotations
