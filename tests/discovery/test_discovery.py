@@ -127,6 +127,22 @@ async def test_replicas_of_settings_and_of_sources_live_side_by_side(api: Kubern
         assert seen.replicas["s"] is kept
 
 
+async def test_a_pods_ranks_are_replicas_and_drain_with_it(api: KubernetesApi, tmp_path: Path) -> None:
+    put(api, pod("p", "127.0.0.2"))
+    async with found(tmp_path, discovery=kubernetes(api, ranks=2)) as seen:
+        await seen.ids("p@0", "p@1")
+        put(api, pod("p", "127.0.0.2", ready=False))
+        for name in ("p@0", "p@1"):
+            await seen.state(name, State.FINISHING)
+        kept = seen.replicas["p@0"]
+        seen.write({"discovery": kubernetes(api, ranks=3)})
+        await seen.router.reload.reload("a test")
+        await seen.until(lambda: seen.router.discovery.missing is None, "it is asked anew")
+        put(api, pod("p", "127.0.0.2"))
+        await seen.ids("p@0", "p@1", "p@2")
+        assert seen.replicas["p@0"] is kept
+
+
 async def test_a_url_that_two_sources_tell_is_told_once(
     api: KubernetesApi, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
