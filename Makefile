@@ -43,7 +43,7 @@ test-kubernetes: setup ## Router and chart with a real Kubernetes API server (bu
 test-ui: setup ## The live page in Chromium (installs it when missing, likewise)
 	scripts/test-ui
 
-test-engine: setup ## Tests with two real SGLang servers on the CPU (installs them into .engine the first time)
+test-engine: setup ## Tests with real SGLang servers on the CPU (installs them into .engine the first time)
 	scripts/test-engine
 
 test-clients: setup ## Tests with real coding agents (installs them into .clients the first time)
