@@ -29,7 +29,8 @@ MAX_KEY_CHARS = 512
 """What is longer is no key, and is not hashed."""
 
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""Of a holder."""
 _PREFIX_BYTES = 8
 
 _MAKE = "make one with `openssl rand -hex 32` and hash it with `printf %s KEY | sha256sum`"
@@ -133,7 +134,7 @@ def credential_line(settings: KeysSettings) -> bytes:
 
 def checked_name(name: str) -> str:
     """The name of a holder, fit for logs and metric labels. Raises ValueError."""
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise ValueError(f"{name!r} cannot name a key: use up to 64 letters, digits, dots, hyphens and underscores")
     return name
 

@@ -30,6 +30,7 @@ from pydantic_settings import (
 
 from policies import registry
 from policies.admission import AdmissionConfig
+from policies.admission.config import LEAST_HOLD_S, MOST_WAIT_S
 from router import keys, token
 from router.files import text_of
 from router.hosts import in_url
@@ -55,6 +56,11 @@ _ADMISSION = AdmissionConfig()
 _AUTHORITY = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._~-]+)?\])(:\d*)?")
 """A name or an address, IPv6 in brackets, and a port. Python's parser takes nearly anything for a host."""
 
+_URL = re.compile(rf"\s*[Hh][Tt][Tt][Pp][Ss]?://{_AUTHORITY.pattern}(/[!\"$->@-~]*)?\??#?\s*")
+"""What `normal_url` takes, and a little more."""
+
+_HTTP = re.compile(r"https?://[!-~]+")
+
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110, section 5.6.2."""
 
@@ -63,6 +69,20 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,
 
 _ID = re.compile(r"[!-~]{1,256}")
 """Printable ASCII without spaces: an id goes into headers, metric labels and log lines."""
+
+
+def _schema(**said: Any) -> Any:
+    """For the JSON schema alone, by which the Helm chart refuses early what a validator refuses here.
+
+    It may take what is refused here; it never refuses what is taken. What may hold a secret has no pattern: Helm shows
+    what does not match.
+    """
+    return Field(json_schema_extra=said)
+
+
+def _as(pattern: re.Pattern[str], *, empty: bool = False) -> Any:
+    """That a text is as a pattern has it, or empty."""
+    return _schema(pattern=f"^({pattern.pattern}){'?' * empty}$")
 
 
 def _no_bool(value: Any, annotation: object) -> Any:
@@ -185,8 +205,8 @@ class AdminSettings(_Part):
 class ReplicaSettings(_Part):
     """A replica: its URL, a stable name (the URL unless given), and its share of traffic for policies that heed it."""
 
-    url: str
-    id: str = ""
+    url: Annotated[str, _as(_URL)]
+    id: Annotated[str, _as(_ID, empty=True)] = ""
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """Of each rank, where there are several."""
     ranks: Ranks = 1
@@ -293,18 +313,21 @@ class LimitSettings(_Part):
         return self
 
 
+_Count = Annotated[int, _schema(minimum=0)]
+
+
 class AdmissionSettings(_Part):
     """As policies.admission.AdmissionConfig, which has the bounds and the defaults."""
 
-    max_running: int = _ADMISSION.max_running
-    max_running_per_replica: int = _ADMISSION.max_running_per_replica
-    max_tokens: int = _ADMISSION.max_tokens
-    max_tokens_per_replica: int = _ADMISSION.max_tokens_per_replica
-    max_waiting: int = _ADMISSION.max_waiting
-    max_wait_s: float = _ADMISSION.max_wait_s
+    max_running: _Count = _ADMISSION.max_running
+    max_running_per_replica: _Count = _ADMISSION.max_running_per_replica
+    max_tokens: _Count = _ADMISSION.max_tokens
+    max_tokens_per_replica: _Count = _ADMISSION.max_tokens_per_replica
+    max_waiting: _Count = _ADMISSION.max_waiting
+    max_wait_s: Annotated[float, _schema(minimum=0.1, maximum=MOST_WAIT_S)] = _ADMISSION.max_wait_s
     kv_gate: bool = _ADMISSION.kv_gate
-    max_hold_s: float = _ADMISSION.max_hold_s
-    priority_header: str = ""
+    max_hold_s: Annotated[float, _schema(minimum=LEAST_HOLD_S, maximum=86_400)] = _ADMISSION.max_hold_s
+    priority_header: Annotated[str, _as(_HEADER, empty=True)] = ""
     """Its value is `high`, `normal` or `low`; without a name nobody looks for it."""
 
     @model_validator(mode="after")
@@ -436,7 +459,7 @@ class KeySettings(_Part):
 class KeysSettings(_Part):
     """Who may use the data port; without `accept` and `file` everyone may."""
 
-    accept: dict[str, KeySettings] = {}
+    accept: dict[Annotated[str, _as(keys.NAME)], KeySettings] = {}
     file: str = ""
     """Further ones, a line `NAME:sha256:...` each."""
     max_in_flight: Annotated[int, Field(ge=0)] = 0
@@ -468,8 +491,8 @@ class KeysSettings(_Part):
 class HeaderListSettings(_Part):
     """Names of headers that do not go on (`deny`), or the only ones that do (`allow`)."""
 
-    deny: list[str] = []
-    allow: list[str] = []
+    deny: list[Annotated[str, _as(_HEADER)]] = []
+    allow: list[Annotated[str, _as(_HEADER)]] = []
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -494,7 +517,7 @@ class HeadersSettings(_Part):
 class CorsSettings(_Part):
     """Which web pages may use the data port from a browser."""
 
-    origins: list[str] = []
+    origins: list[Annotated[str, _as(_ORIGIN)]] = []
 
     @field_validator("origins")
     @classmethod
@@ -515,7 +538,7 @@ class LogSettings(_Part):
 
 
 class TracingSettings(_Part):
-    endpoint: str = ""
+    endpoint: Annotated[str, _as(_HTTP, empty=True)] = ""
     """Of a collector, as in http://collector:4318/v1/traces. Nothing is traced without one."""
     sample: Sampled = 1.0
     """Of the requests that come without a trace's context; a client's context decides for its own."""
@@ -523,7 +546,7 @@ class TracingSettings(_Part):
 
     @model_validator(mode="after")
     def _can(self) -> Self:
-        if self.endpoint and not re.fullmatch(r"https?://[!-~]+", self.endpoint):
+        if self.endpoint and not _HTTP.fullmatch(self.endpoint):
             raise ValueError(f"endpoint {self.endpoint!r} is not a URL: write it as in http://collector:4318/v1/traces")
         if self.endpoint and find_spec("opentelemetry") is None:
             raise ValueError("endpoint is set, but OpenTelemetry is not installed: pip install 'warmroute[otel]'")
@@ -537,10 +560,13 @@ class JournalSettings(_Part):
     files: Annotated[int, Field(ge=1, le=1000)] = 4
 
 
+_PREFIX = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+
+
 class StoreSettings(_Part):
     """What is shared with other routers through Redis or Valkey; nothing without a URL."""
 
-    url: str = ""
+    url: Annotated[str, _as(address.LIKE, empty=True)] = ""
     username: str = ""
     password: SecretStr = SecretStr("")
     password_file: str = ""
@@ -552,7 +578,7 @@ class StoreSettings(_Part):
     """Shown to a server that asks for one, with `key_file`."""
     key_file: str = ""
     verify: bool = True
-    prefix: str = "warmroute"
+    prefix: Annotated[str, _as(_PREFIX)] = "warmroute"
     """Begins the names of all keys."""
     wait_s: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.02
     """How long a request waits for it at most."""
@@ -562,7 +588,7 @@ class StoreSettings(_Part):
     @model_validator(mode="after")
     def _sound(self) -> Self:
         place = address.parse(self.url) if self.url else None
-        if not re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", self.prefix):
+        if not _PREFIX.fullmatch(self.prefix):
             raise ValueError(f"prefix {self.prefix!r}: use up to 64 letters, digits and signs of . _ : -")
         _no_mask("password", self.password, "password")
         _no_mask("sentinel_password", self.sentinel_password, "password")
@@ -609,6 +635,8 @@ _REQUIREMENT = re.compile(
 """One of a label selector, as https://kubernetes.io/docs/concepts/overview/working-with-objects/labels has them."""
 
 
+_SELECTOR = re.compile(rf"\s*({_REQUIREMENT.pattern})(\s*,\s*({_REQUIREMENT.pattern}))*\s*")
+
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """Of a namespace, a service or a port in Kubernetes: a label of RFC 1123."""
 
@@ -616,17 +644,17 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 class KubernetesSettings(_Part):
     """Pods of one service, or of the EndpointSlices that a selector finds."""
 
-    namespace: str = ""
+    namespace: Annotated[str, _as(_NAME, empty=True)] = ""
     """The router's own without one."""
-    service: str = ""
-    selector: str = ""
+    service: Annotated[str, _as(_NAME, empty=True)] = ""
+    selector: Annotated[str, _as(_SELECTOR, empty=True)] = ""
     """Of labels of the EndpointSlices; they bear those of their service."""
-    port: int | str = ""
+    port: Annotated[int, _schema(minimum=1, maximum=65_535)] | Annotated[str, _as(_NAME, empty=True)] = ""
     """The pods', by number or name; it need not be given where they have only one."""
     scheme: Literal["http", "https"] = "http"
     ranks: Ranks = 1
     """Of each pod's engine."""
-    url: str = ""
+    url: Annotated[str, _as(_HTTP, empty=True)] = ""
     """Of the API server; without one it is that of the cluster that the router runs in."""
     token_file: str = ""
     """Read for every question."""
@@ -657,7 +685,7 @@ class KubernetesSettings(_Part):
             raise ValueError("set service or selector, one of the two: whose pods are the replicas?")
         if self.selector and not all(map(_REQUIREMENT.fullmatch, _requirements(self.selector))):
             raise ValueError(f"selector {self.selector!r} is none: write it as in app=sglang,tier in (gpu, big)")
-        if self.url and not re.fullmatch(r"https?://[!-~]+", self.url):
+        if self.url and not _HTTP.fullmatch(self.url):
             raise ValueError(f"url {self.url!r} is not an API server's: write it as in https://10.0.0.1:6443")
         if self.url and not self.namespace:
             raise ValueError("namespace is to be set where url is: the router's own is of another cluster")
@@ -682,22 +710,28 @@ def _requirements(selector: str) -> list[str]:
     return [each.strip() for each in re.split(r",(?![^(]*\))", selector)]
 
 
+_DNS_NAME = re.compile(r"([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?")
+
+_SERVER = re.compile(r"\[?[0-9A-Fa-f:.]+(%[^%]+)?\]?:\d+")
+"""An address and a port, or nearly."""
+
+
 class DnsSettings(_Part):
     """Hosts behind a name."""
 
-    name: str
+    name: Annotated[str, _schema(pattern=f"^{_DNS_NAME.pattern}$", maxLength=253)]
     port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     """Without one SRV records say it."""
     scheme: Literal["http", "https"] = "http"
     ranks: Ranks = 1
     """Of each host's engine."""
-    server: str = ""
+    server: Annotated[str, _as(_SERVER, empty=True)] = ""
     """To be asked instead of the system's."""
 
     @field_validator("name")
     @classmethod
     def _named(cls, value: str) -> str:
-        if not re.fullmatch(r"(?=.{1,253}$)([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?", value):
+        if len(value) > 253 or not _DNS_NAME.fullmatch(value):
             raise ValueError(f"{value!r} is no name in DNS: write it as in sglang.default.svc.cluster.local")
         return value
 

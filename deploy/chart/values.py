@@ -93,7 +93,7 @@ class Rbac(Part):
 
 class Service(Part):
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"]
-    port: Port
+    port: Port | None = None
     sessionAffinity: Literal["None", "ClientIP"]
     annotations: Labels
     extraSpec: Object
@@ -186,6 +186,7 @@ class HttpRoute(Part):
     parentRefs: list[Object]
     hostnames: list[str]
     annotations: Labels
+    validation: Object
 
 
 class Values(Part):

@@ -32,8 +32,9 @@ def written() -> dict[str, str]:
         "files/router.json": _json(
             {
                 "defaults": Settings().model_dump(mode="json"),
+                "files": sorted(path for path, _ in _fields(Settings) if path.endswith((".file", "_file"))),
                 "restart": sorted(RESTART),
-                "secrets": sorted(_secrets(Settings)),
+                "secrets": sorted(path for path, kind in _fields(Settings) if kind is SecretStr),
             }
         ),
     }
@@ -53,10 +54,10 @@ def _versioned(text: str) -> str:
     return re.sub(r"^appVersion: .*$", f'appVersion: "{version}"', text, flags=re.M)
 
 
-def _secrets(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Keys, as paths with dots, whose values nobody but the router is to see."""
+def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys, as paths with dots, and the types of their values."""
     for name, field in model.model_fields.items():
-        if field.annotation is SecretStr:
-            yield prefix + name
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _secrets(field.annotation, f"{prefix}{name}.")
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _fields(field.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name, field.annotation

@@ -16,6 +16,11 @@ _HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?")
 _UNIX = re.compile(r"unix://(/[^?#]+)(?:\?db=([0-9]+))?")
 _MASTER = re.compile(r"[A-Za-z0-9._-]+")
 
+LIKE = re.compile(
+    r"unix:///[^?#]+(\?db=[0-9]+)?|rediss?(\+sentinel|\+cluster)?://[A-Za-z0-9._:,\[\]-]+(/[A-Za-z0-9._/-]*)?|.*@.*"
+)
+"""What `parse` takes, and more: also what holds an @, so that who goes by this does not show it."""
+
 Kind = Literal["single", "unix", "sentinel", "cluster"]
 
 

@@ -24,6 +24,7 @@ OF_OTHERS = {
     "monitoring.coreos.com/v1 PrometheusRule",
     "keda.sh/v1alpha1 ScaledObject",
     "gateway.networking.k8s.io/v1 HTTPRoute",
+    "gateway.networking.k8s.io/v1 BackendTLSPolicy",
 }
 """Kinds that Kubernetes does not know by itself: there is no schema here, and test_chart_others.py looks at them."""
 
@@ -147,6 +148,20 @@ def test_nothing_runs_with_more_rights_than_it_needs(values: Path) -> None:
             }
             assert "memory" in container["resources"]["limits"]
             assert "cpu" not in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize(
+    ("values", "cores"),
+    [
+        ({}, "1"),
+        ({"config": {"workers": 3}}, "3"),
+        ({"config": {"workers": 3}, "resources": {"requests": {"cpu": "500m"}}}, "500m"),
+        ({"config": {"workers": 3}, "resources": {"requests": {"cpu": 2}}}, 2),
+    ],
+)
+def test_a_core_is_asked_for_each_worker_unless_told_otherwise(values: dict[str, Any], cores: object) -> None:
+    release = render({"engines": [{"service": "sglang"}], **values})
+    assert release.container["resources"]["requests"] == {"cpu": cores, "memory": "512Mi"}
 
 
 @each_case

@@ -178,6 +178,28 @@ def test_a_route_has_no_limit_of_time() -> None:
     assert rule["backendRefs"] == [{"name": service["metadata"]["name"], "port": service["spec"]["ports"][0]["port"]}]
 
 
+def test_a_gateway_is_told_by_what_to_know_routers_with_tls() -> None:
+    release = render(case("tls"))
+    policy, service = release.one("BackendTLSPolicy"), release.one("Service")
+    assert set(policy) == HEADERS
+    assert policy["apiVersion"] == "gateway.networking.k8s.io/v1"
+    authority = {"group": "", "kind": "ConfigMap", "name": "llm-ca"}
+    assert policy["spec"] == {
+        "targetRefs": [{"group": "", "kind": "Service", "name": service["metadata"]["name"]}],
+        "validation": {"hostname": "llm.example.com", "caCertificateRefs": [authority]},
+    }
+    (rule,) = release.one("HTTPRoute")["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": service["metadata"]["name"], "port": 443}]
+    assert render(case("reached")).of("BackendTLSPolicy") == []
+
+
+@pytest.mark.parametrize(("port", "wanted"), [({}, 443), ({"port": 8443}, 8443)])
+def test_clients_find_tls_where_it_usually_is(port: dict[str, int], wanted: int) -> None:
+    release = render(case("tls"), *(f"--set=service.{name}={value}" for name, value in port.items()))
+    assert release.one("Service")["spec"]["ports"][0]["port"] == wanted
+    assert render(ENGINES).one("Service")["spec"]["ports"][0]["port"] == 80
+
+
 def test_who_may_reach_which_port() -> None:
     policy = render(case("reached")).one("NetworkPolicy")["spec"]
     data, admin = policy["ingress"]

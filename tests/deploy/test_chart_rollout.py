@@ -100,6 +100,34 @@ def test_the_notes_name_what_is_there(values: Path) -> None:
     assert ("get secret" in said) is ("token_file" in json.dumps(release.pod).lower())
 
 
+FAR = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "cut_off"),
+    [
+        ({"enabled": True}, True),
+        ({"enabled": True, "admin": []}, True),
+        ({"enabled": True, "admin": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]}, True),
+        ({"enabled": True, "admin": [{"podSelector": {}}, FAR]}, False),
+        ({"enabled": True, "admin": [{"namespaceSelector": {}}]}, False),
+        ({"enabled": True, "admin": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}, False),
+        ({"enabled": False}, False),
+    ],
+)
+def test_the_notes_warn_of_a_prometheus_that_is_cut_off(policy: dict[str, Any], cut_off: bool) -> None:
+    values = {"engines": [{"service": "sglang"}], "networkPolicy": policy}
+    said = notes({**values, "metrics": {"serviceMonitor": {"enabled": True}}})
+    assert ("a Prometheus there cannot scrape the routers" in said) is cut_off
+    assert "cannot scrape" not in notes(values)
+    if cut_off:
+        # What it names as the remedy is one.
+        remedy = yaml.safe_load(said.partition("in place of monitoring:\n\n")[2].partition("\n\n")[0])
+        assert remedy["networkPolicy"]["admin"][1] == FAR
+        values["networkPolicy"] = {**policy, **remedy["networkPolicy"]}
+        assert "cannot scrape" not in notes({**values, "metrics": {"serviceMonitor": {"enabled": True}}})
+
+
 # What a change of the configuration does
 
 

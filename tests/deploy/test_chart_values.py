@@ -129,6 +129,43 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**ENGINES, "config": {"journal": {"path": "/var/j"}}},
         "config.journal.path: /var/j cannot be written, the root file system is read-only: mount a volume there",
     ),
+    "a journal beside its volume": (
+        {
+            **ENGINES,
+            "config": {"journal": {"path": "/var/logs/j"}},
+            "extraVolumes": [{"name": "log", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "log", "mountPath": "/var/log"}],
+        },
+        "config.journal.path: /var/logs/j cannot be written",
+    ),
+    "a certificate that nobody mounts": (
+        {
+            **ENGINES,
+            "certificates": {"wep": "mine"},
+            "config": {"tls": {name: f"/etc/warmroute/certificates/web/{name}" for name in ("cert_file", "key_file")}},
+        },
+        "config.tls.cert_file: /etc/warmroute/certificates/web/cert_file will not be there: name the Secret that has "
+        "it, as in certificates: {web: my-secret}",
+    ),
+    "engines' authority that nobody mounts": (
+        {"engines": [{"service": "s", "ca_file": "/etc/warmroute/certificates/far/ca.crt"}]},
+        "engines[0].ca_file: /etc/warmroute/certificates/far/ca.crt will not be there",
+    ),
+    "a secret that nobody mounts": (
+        {**ENGINES, "config": {"keys": {"file": "/etc/warmroute/secrets/keys.txt"}}},
+        "config.keys.file: /etc/warmroute/secrets/keys.txt will not be there: name the Secret that has it, as in "
+        "certificates: {mine: my-secret}, and write /etc/warmroute/certificates/mine/keys.txt",
+    ),
+    "a Gateway that knows no routers": (
+        {
+            **ENGINES,
+            "certificates": {"web": "mine"},
+            "config": {"tls": {name: f"/etc/warmroute/certificates/web/{name}" for name in ("cert_file", "key_file")}},
+            "httpRoute": {"enabled": True, "parentRefs": [{"name": "agents"}]},
+        },
+        "httpRoute.validation: the routers speak TLS (config.tls), and a Gateway does so only where it is told by what "
+        "to know them: set it, as in {hostname: llm.example.com, wellKnownCACertificates: System}, or leave out",
+    ),
     "fewer than least": (
         {**ENGINES, "autoscaling": {"enabled": True, "minReplicas": 7}},
         "autoscaling.minReplicas: 7 is more than autoscaling.maxReplicas 6: lower it",
@@ -138,7 +175,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "autoscaling.cpu and autoscaling.inFlight are both 0: set one of them",
     ),
     "a share of nothing": (
-        {**ENGINES, "autoscaling": {"enabled": True}, "resources": {"requests": {"cpu": None}}},
+        {**ENGINES, "autoscaling": {"enabled": True}, "resources": None},
         "autoscaling.cpu is a share of resources.requests.cpu, which is not set",
     ),
     "engines without a name": (
@@ -193,6 +230,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**ENGINES, "configChange": "restart"},
         "at '/configChange': value must be one of 'reload', 'roll'",
     ),
+    "a folder's name": ({**ENGINES, "certificates": {"My": "x"}}, "at '/certificates': additional properties 'My' not"),
     "no digest": ({**ENGINES, "image": {"digest": "latest"}}, "at '/image/digest': 'latest' does not match pattern"),
     "engines by another name": (
         {"engines": [{"svc": "sglang"}]},
@@ -206,6 +244,17 @@ def test_what_would_not_work_is_refused(values: dict[str, Any], message: str) ->
     said = refusal(values)
     assert message in said
     assert "hunter2" not in said
+
+
+def test_files_may_come_from_volumes_of_ones_own() -> None:
+    mounted = "/etc/warmroute/certificates/web"
+    values = {
+        **ENGINES,
+        "config": {"tls": {"cert_file": f"{mounted}/a", "key_file": "/elsewhere/b"}},
+        "extraVolumes": [{"name": "web", "csi": {"driver": "csi.cert-manager.io", "readOnly": True}}],
+        "extraVolumeMounts": [{"name": "web", "mountPath": f"{mounted}/"}],
+    }
+    assert render(values).settings["tls"]["cert_file"] == f"{mounted}/a"
 
 
 def test_short_forms_of_settings_are_taken_as_the_router_takes_them() -> None:

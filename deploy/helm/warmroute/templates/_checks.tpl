@@ -36,6 +36,41 @@ What no schema can tell: combinations that would not work. Each message names th
 {{- fail "engines: there is nothing to route to: name the Service of your engines, as in engines: [{service: sglang, port: http}], or set config.replicas" -}}
 {{- end -}}
 {{- end -}}
+{{- $found := empty .Values.engines | ternary "config.discovery.kubernetes" "engines" -}}
+{{- $named := dict -}}
+{{- range $i, $each := $settings.discovery.kubernetes -}}
+{{- $at := printf "%s[%d]" $found $i -}}
+{{- if eq (empty $each.service) (empty $each.selector) -}}
+{{- fail (printf "%s: set service or selector, one of the two: whose pods are the engines?" $at) -}}
+{{- end -}}
+{{- if and $each.url (not $each.namespace) -}}
+{{- fail (printf "%s.namespace is to be set where url is: the release's own is of another cluster" $at) -}}
+{{- end -}}
+{{- $_ := set $named (printf "%s.token_file" $at) $each.token_file -}}
+{{- $_ := set $named (printf "%s.ca_file" $at) $each.ca_file -}}
+{{- end -}}
+{{- range $at := list "tls" "tls.replicas" "admin.tls" "store" -}}
+{{- $given := include "warmroute.at" (list $at $settings) | fromJson -}}
+{{- if ne (empty $given.cert_file) (empty $given.key_file) -}}
+{{- fail (printf "config.%s.cert_file and config.%s.key_file go together: set both, or neither" $at $at) -}}
+{{- end -}}
+{{- end -}}
+{{- range (.Files.Get "files/router.json" | fromJson).files -}}
+{{- $_ := set $named (printf "config.%s" .) (include "warmroute.at" (list . $settings) | trimAll "\"") -}}
+{{- end -}}
+{{- $secrets := include "warmroute.files" . | fromJson -}}
+{{- range $name, $file := $named -}}
+{{- if and $file (eq (include "warmroute.isMounted" (list $file $)) "no") -}}
+{{- if hasPrefix "/etc/warmroute/certificates/" $file -}}
+{{- $folder := trimPrefix "/etc/warmroute/certificates/" $file | splitList "/" | first -}}
+{{- if not (hasKey ($.Values.certificates | default dict) $folder) -}}
+{{- fail (printf "%s: %s will not be there: name the Secret that has it, as in certificates: {%s: my-secret}" $name $file $folder) -}}
+{{- end -}}
+{{- else if and (hasPrefix "/etc/warmroute/secrets/" $file) (not (hasKey $secrets (trimPrefix "/etc/warmroute/secrets/" $file))) -}}
+{{- fail (printf "%s: %s will not be there: name the Secret that has it, as in certificates: {mine: my-secret}, and write /etc/warmroute/certificates/mine/%s" $name $file (base $file)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.bundledStore.enabled (dig "store" "url" "" $config) -}}
 {{- fail "bundledStore.enabled and config.store.url are both set: leave one of them out" -}}
 {{- end -}}
@@ -57,7 +92,7 @@ What no schema can tell: combinations that would not work. Each message names th
 {{- if ne (eq $settings.keys.credential "replace") (ne .Values.secrets.keys.replica_key.name "") -}}
 {{- fail "config.keys.credential: replace and secrets.keys.replica_key.name go together: set both, or neither" -}}
 {{- end -}}
-{{- if and $settings.journal.path (not .Values.extraVolumeMounts) -}}
+{{- if and $settings.journal.path (eq (include "warmroute.isMounted" (list $settings.journal.path .)) "no") -}}
 {{- fail (printf "config.journal.path: %s cannot be written, the root file system is read-only: mount a volume there with extraVolumes and extraVolumeMounts" $settings.journal.path) -}}
 {{- end -}}
 {{- $drain := include "warmroute.drain" . | int64 -}}
@@ -71,7 +106,7 @@ What no schema can tell: combinations that would not work. Each message names th
 {{- if and .Values.autoscaling.enabled (not .Values.autoscaling.cpu) (not .Values.autoscaling.inFlight) -}}
 {{- fail "autoscaling.cpu and autoscaling.inFlight are both 0: set one of them, there is nothing to scale by" -}}
 {{- end -}}
-{{- if and .Values.autoscaling.enabled .Values.autoscaling.cpu (not (dig "requests" "cpu" nil (.Values.resources | default dict))) -}}
+{{- if and .Values.autoscaling.enabled .Values.autoscaling.cpu (not (dig "requests" "cpu" nil (include "warmroute.resources" . | fromYaml))) -}}
 {{- fail "autoscaling.cpu is a share of resources.requests.cpu, which is not set: set it, or autoscaling.cpu: 0" -}}
 {{- end -}}
 {{- with .Values.engineScaling -}}
@@ -95,6 +130,9 @@ What no schema can tell: combinations that would not work. Each message names th
 {{- end -}}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
 {{- fail "httpRoute.parentRefs: name the Gateway, as in [{name: agents, namespace: gateways}]" -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled $settings.tls.cert_file (not (dig "hostname" "" (.Values.httpRoute.validation | default dict))) -}}
+{{- fail "httpRoute.validation: the routers speak TLS (config.tls), and a Gateway does so only where it is told by what to know them: set it, as in {hostname: llm.example.com, wellKnownCACertificates: System}, or leave out config.tls and have the Gateway do TLS" -}}
 {{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
 {{- fail "ingress.hosts: name the hosts, as in [llm.example.com]; \"\" is any" -}}

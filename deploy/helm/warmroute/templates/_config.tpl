@@ -101,6 +101,32 @@ What the router reads: `config`, with what the chart knows better where it is no
 {{- $files | toJson -}}
 {{- end -}}
 
+{{/* Whether a file is in a volume of extraVolumeMounts, (list "/var/log/j" $): yes or no. */}}
+{{- define "warmroute.isMounted" -}}
+{{- $file := index . 0 -}}
+{{- $found := "no" -}}
+{{- range (index . 1).Values.extraVolumeMounts -}}
+{{- if or (eq $file .mountPath) (hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) $file) -}}
+{{- $found = "yes" -}}
+{{- end -}}
+{{- end -}}
+{{- $found -}}
+{{- end -}}
+
+{{/* What one router needs: a core for each worker, where nothing else is said. As YAML. */}}
+{{- define "warmroute.resources" -}}
+{{- $resources := deepCopy (.Values.resources | default dict) -}}
+{{- if and $resources.requests (not $resources.requests.cpu) -}}
+{{- $_ := set $resources.requests "cpu" ((include "warmroute.settings" . | fromYaml).workers | int64 | toString) -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{/* The port that clients use. */}}
+{{- define "warmroute.port" -}}
+{{- .Values.service.port | default (empty (include "warmroute.settings" . | fromYaml).tls.cert_file | ternary 80 443) | int64 -}}
+{{- end -}}
+
 {{/* Seconds that a pod may take from the signal on before Kubernetes kills it. */}}
 {{- define "warmroute.drain" -}}
 {{- $drain := (include "warmroute.settings" . | fromYaml).drain -}}
