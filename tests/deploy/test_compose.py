@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
 import signal
 import subprocess
@@ -29,13 +31,15 @@ from tests.store.servers import NEEDED, Server, binaries
 FOLDER = ROOT / "deploy/compose"
 COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+GUIDE = (ROOT / "docs/deploy.md").read_text()
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 OURS = {name for name, service in SERVICES.items() if service["image"].startswith("warmroute:")}
 each_service = pytest.mark.parametrize("name", SERVICES)
 
 KEYS = {
-    *("build", "cap_drop", "command", "depends_on", "entrypoint", "environment", "healthcheck", "image", "ports"),
+    *("build", "cap_drop", "command", "depends_on", "entrypoint", "environment", "extra_hosts", "healthcheck", "image"),
     *(
+        "ports",
         "pull_policy",
         "read_only",
         "restart",
@@ -185,6 +189,20 @@ def test_grafana_finds_the_dashboards_and_where_their_data_is() -> None:
     assert all(name.startswith("GF_") and isinstance(value, str) for name, value in environment.items())
 
 
+def test_engines_on_the_same_machine_have_a_name() -> None:
+    """For the router, and for Prometheus, which scrapes them."""
+    for name in ("router", "prometheus"):
+        assert SERVICES[name]["extra_hosts"] == ["host.docker.internal:host-gateway"]
+    assert "http://host.docker.internal:30000" in GUIDE
+
+
+def test_a_token_is_where_the_guide_has_it() -> None:
+    for name, file in (("router", "warmroute/token"), ("prometheus", "prometheus/token")):
+        (path,) = re.findall(rf"_file: (/etc/{name.replace('router', 'warmroute')}/token)", GUIDE)
+        assert mounted(name, path) == FOLDER / file
+        assert f"`deploy/compose/{file}`" in GUIDE
+
+
 # What it does, with processes
 
 
@@ -224,6 +242,20 @@ class Composed:
 def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
     with ExitStack() as stack:
         yield Composed(stack, tmp_path_factory.mktemp("composed"))
+
+
+def test_two_turns_as_the_guide_has_them_meet_one_cache(composed: Composed) -> None:
+    (shown,) = re.findall(r"^ *```sh\n( *turn\(\) .*?)```", GUIDE, re.M | re.S)
+    script = composed.here(shown.replace("127.0.0.1:8080", "router:8080"))
+    environment = {**os.environ, "no_proxy": "*"}
+    command = ["sh", "-ec", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    first, second = (json.loads(line)["usage"] for line in done.stdout.splitlines())
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    # More than a page of any engine.
+    assert 256 < first["prompt_tokens"] <= second["prompt_tokens_details"]["cached_tokens"] < second["prompt_tokens"]
+    home = httpx.get(f"{composed.admin_url}/sessions/try-1", headers={"host": "router:8081"}, trust_env=False)
+    assert home.status_code == 200
 
 
 async def test_a_session_has_its_replica_and_the_store_is_told(composed: Composed) -> None:
