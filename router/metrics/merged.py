@@ -1,13 +1,13 @@
 """The counts of several workers as one: each tells its own as samples, and their supervisor makes one page of them.
 
-What a worker had counted when it ended is kept, as it told it last: a sum must not fall because one of those summed is
-another process now.
+What a worker had counted when it ended, or ceased to answer, is kept, as it told it last: a sum must not fall because one
+of those summed is another process now, or says nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -111,31 +111,36 @@ class Merged:
         told = self._last.pop(worker, None)
         if told is None:
             return
-        before = [*self._ended, told]
+        before = [*self._ended, _counted(told)]
         families = [
             [(labels, _plain(value)) for labels, value in _merged(family, [each.families[number] for each in before])]
-            if family.kind != "gauge"
-            else []
             for number, family in enumerate(FAMILIES)
         ]
-        counters = [[family for family in each.process if family.kind == "counter"] for each in before]
-        self._ended = [Told(_processes(counters), families)]
+        self._ended = [Told(_processes([each.process for each in before]), families)]
 
-    async def text(self) -> bytes:
-        """The page."""
-        living = list(self._last.values())
-        processes = [_of_process(self._own), *(each.process for each in [*living, *self._ended])]
-        families = self._families(living)
+    async def text(self, telling: Container[str | None]) -> bytes:
+        """The page. Of workers that are not `telling` now it has what they had counted, and no gauges."""
+        living = [told for worker, told in self._last.items() if worker in telling]
+        silent = [_counted(told) for worker, told in self._last.items() if worker not in telling]
+        past = [*silent, *self._ended]
+        processes = [_of_process(self._own), *(each.process for each in [*living, *past])]
+        families = self._families(living, past)
         return await page(part for parts in (_lines(_processes(processes)), slices(families)) for part in parts)
 
-    def _families(self, living: list[Told]) -> Iterator[tuple[Family, Iterable[Sample]]]:
+    def _families(self, living: list[Told], past: list[Told]) -> Iterator[tuple[Family, Iterable[Sample]]]:
         open_labels = _open_labels(living)
         for number, family in enumerate(FAMILIES):
             ended = [
                 [sample for sample in each.families[number] if _current(family, sample[0], open_labels)]
-                for each in self._ended
+                for each in past
             ]
             yield family, _merged(family, [*(each.families[number] for each in living), *ended])
+
+
+def _counted(told: Told) -> Told:
+    """What of it only ever grows."""
+    families = [[] if family.kind == "gauge" else told.families[number] for number, family in enumerate(FAMILIES)]
+    return Told([family for family in told.process if family.kind == "counter"], families)
 
 
 def _merged(family: Family, told: Iterable[list[tuple[_Labels, _Value]]]) -> list[Sample]:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
-import sys
 import time
-from asyncio.subprocess import Process
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
-
 from router.listening import CannotListen, bind
-from router.workers.assignment import Assignment, encoded
-from router.workers.worker import AT_ONCE, RELOAD, STOP, UP
+from router.workers.assignment import Assignment
+from router.workers.member import Member
+from router.workers.worker import AT_ONCE, RELOAD, STOP
 
 log = logging.getLogger("warmroute.workers")
 
@@ -28,100 +24,10 @@ So long those who have connected can wait for it. When it grows, connections are
 """
 SOUND_S = 60.0
 """A worker that has served for so long may fail afresh."""
-LAST_S = 10.0
-"""Between being told to end at once and being killed."""
-ASK_TIMEOUT_S = 30.0
-"""For a worker to answer on its admin socket."""
-
-
-class Member:
-    """One worker, and those that take its place after it."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.up = False
-        """Whether it serves."""
-        self.process: Process | None = None
-        self.client: httpx.AsyncClient | None = None
-        """Asks its admin application."""
-        self.sockets: list[socket.socket] = []
-        """Of the data port: kept while it is replaced, so that those who wait for it are served by the next."""
-        self._cord: socket.socket | None = None
-        self._orders = b""
-        """Given before it could be told anything."""
-        self._starts = 0
-
-    @property
-    def name(self) -> str:
-        """Of this very process, never used again."""
-        return f"w{self.number}.{self._starts}"
-
-    def tell(self, order: bytes) -> None:
-        """Have it do that, as soon as it can."""
-        if self._cord is None:
-            self._orders += order
-        else:
-            with contextlib.suppress(OSError):
-                self._cord.send(order)
-
-    async def run(self, assignment: Callable[[Member, str], Assignment], folder: Path, up: Callable[[], None]) -> int:
-        """Start it, and wait until it ends. Returns its exit code, that of a signal negative. Calls `up` meanwhile."""
-        self._starts += 1
-        self._orders = b""
-        admin = str(folder / f"{self.name}.sock")
-        given = assignment(self, admin)
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        try:
-            with theirs:
-                self.process = await _start(f"{given.number}/{given.count}", theirs, given.listeners)
-            return await self._follow(ours, given, admin, up)
-        finally:
-            self.up = False
-            self._cord = None
-            ours.close()
-            if self.client is not None:
-                await self.client.aclose()
-                self.client = None
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(admin)
-
-    async def _follow(self, cord: socket.socket, given: Assignment, admin: str, up: Callable[[], None]) -> int:
-        assert self.process is not None
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):  # it has ended already, which its exit code tells
-            await loop.sock_sendall(cord, encoded(given))
-            self._cord = cord
-            self.tell(self._orders)
-            if await loop.sock_recv(cord, len(UP)) == UP:
-                self.client = httpx.AsyncClient(
-                    transport=httpx.AsyncHTTPTransport(uds=admin), base_url="http://worker", timeout=ASK_TIMEOUT_S
-                )
-                self.up = True
-                up()
-        return await self.process.wait()
-
-
-async def _start(title: str, cord: socket.socket, listeners: list[int]) -> Process:
-    """A session of its own: what a terminal sends to all of a group reaches the supervisor alone."""
-    # Modules are found as this process finds them: in the folder where it was started, or not there.
-    options = [] if os.getcwd() in sys.path[:1] else ["-P"]
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *options,
-        "-m",
-        "router.workers",
-        title,
-        str(cord.fileno()),
-        str(os.getpid()),
-        stdin=asyncio.subprocess.DEVNULL,
-        pass_fds=(cord.fileno(), *listeners),
-        start_new_session=True,
-    )
 
 
 class CannotStart(Exception):
-    """A worker ended before it served. Holds the exit code; the worker itself has said why."""
+    """A worker ended before any had served. Holds the exit code; the worker itself has said why."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -148,10 +54,17 @@ class Crew:
             member.sockets = given
         self.ended: Callable[[str], None] = lambda name: None
         """Called with the name of a worker that has ended."""
-        self.stopping = False
         self.failed = False
-        """Whether one ended with another exit code than 0 while all were stopping."""
+        """Whether one that had served ended with another exit code than 0 while all were stopping."""
+        self._served = False
+        """Whether any has."""
+        self._stopping = asyncio.Event()
         self._keeping: list[asyncio.Task[None]] = []
+
+    @property
+    def stopping(self) -> bool:
+        """Whether all are to end, and none is started any more."""
+        return self._stopping.is_set()
 
     @property
     def living(self) -> list[Member]:
@@ -161,7 +74,8 @@ class Crew:
     async def start(self) -> None:
         """Start all, and return when all serve, or are to stop. Raises CannotStart.
 
-        The first alone: what keeps it from starting would keep all of them.
+        The first alone: what keeps it from starting would keep all of them. Once that serves, whatever happens to
+        others must not cut it off.
         """
         for some in (self.members[:1], self.members[1:]):
             up = {member: asyncio.get_running_loop().create_future() for member in some}
@@ -177,23 +91,23 @@ class Crew:
         while not self.stopping:
             began = time.monotonic()
             try:
-                code = await member.run(self._assignment, self._folder, lambda: _set(first_up))
+                code = await member.run(self._assignment, self._folder, lambda: self._up(first_up))
             except OSError as error:  # of descriptors, processes or memory there are too few
                 log.error("worker %d cannot be started: %s", member.number, error)
                 code = 1
             self.ended(member.name)
             if self.stopping:
-                self.failed |= code != 0
+                self.failed |= code != 0 and member.has_served
                 break
-            if not first_up.done():
+            if not self._served:
                 first_up.set_exception(CannotStart(code))
                 return
             pause_s = 0.0 if time.monotonic() - began > SOUND_S else pause_s
             if pause_s > FIRST_PAUSE_S:
-                _close(member)  # those who waited there are reset, but nobody else comes to wait
+                member.close()  # those who waited there are reset, but nobody else comes to wait
             when = f" in {pause_s:g} s" if pause_s else ""
             log.error("worker %d %s: started again%s", member.number, _ending(code), when)
-            await asyncio.sleep(pause_s)
+            await self._pause(pause_s)
             await self._listen(member)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s or FIRST_PAUSE_S)
         _set(first_up)
@@ -205,7 +119,16 @@ class Crew:
                 member.sockets = bind(self._host, self._port, shared=True)
             except CannotListen as error:
                 log.error("worker %d is not started yet: %s", member.number, error)
-                await asyncio.sleep(LONGEST_PAUSE_S)
+                await self._pause(LONGEST_PAUSE_S)
+
+    def _up(self, first_up: asyncio.Future[None]) -> None:
+        self._served = True
+        _set(first_up)
+
+    async def _pause(self, seconds: float) -> None:
+        """Unless all are to end before it is over."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
 
     def reload(self) -> None:
         """Have all read the configuration anew, as on SIGHUP."""
@@ -214,9 +137,9 @@ class Crew:
 
     def stop(self, *, at_once: bool = False) -> None:
         """Have all end, in order or at once."""
-        self.stopping = True
+        self._stopping.set()
         for member in self.members:
-            _close(member)  # each has its own; ours would keep the port open
+            member.close()  # each has its own; ours would keep the port open
             member.tell(AT_ONCE if at_once else STOP)
 
     async def all_ended(self) -> None:
@@ -225,22 +148,21 @@ class Crew:
 
     def kill(self) -> None:
         """End what is left, and start nothing any more."""
-        self.stopping = True
+        self._stopping.set()
         for member in self.members:
-            if member.process is not None and member.process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    member.process.kill()
+            member.kill()
+
+    def kill_silent(self) -> None:
+        """End those that do not answer, and so do not end by themselves."""
+        for member in self.living:
+            if member.silent:
+                log.error("worker %d does not answer: killed", member.number)
+                member.kill()
 
 
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def _close(member: Member) -> None:
-    for sock in member.sockets:
-        sock.close()
-    member.sockets = []
 
 
 def _ending(code: int) -> str:

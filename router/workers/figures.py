@@ -47,35 +47,37 @@ def loads_of(router: Router) -> Tree:
     }
 
 
-def replicas(told: Tree, others: Sequence[Tree]) -> Tree:
-    """`/replicas` of one worker with the loads of the others."""
+def replicas(told: Tree, others: Sequence[Tree], told_by_all: bool) -> Tree:
+    """`/replicas` of one worker with the loads of the others, and whether those are all there are."""
     leaving = {each["id"]: each for each in told["leaving"]}
     for other in others:
         for each in other["leaving"]:
             known = leaving.setdefault(each["id"], {"id": each["id"], "url": None, "in_flight": 0})
             known["in_flight"] += each["in_flight"]
     loads = [other["replicas"] for other in others]
-    described = [replica(each, loads) for each in told["replicas"]]
+    described = [replica(each, loads, told_by_all) for each in told["replicas"]]
     return told | {"replicas": described, "leaving": [leaving[name] for name in sorted(leaving)]}
 
 
-def replica(told: Tree, others: Iterable[Mapping[str, Tree]]) -> Tree:
-    """One replica, as one worker describes it, with the loads of the others."""
+def replica(told: Tree, others: Iterable[Mapping[str, Tree]], told_by_all: bool) -> Tree:
+    """One replica, as one worker describes it, with the loads of the others. No drain is over before all say so."""
     loads = [other[told["id"]] for other in others if told["id"] in other]
     out = told | {key: told[key] + sum(load[key] for load in loads) for key in _ADDED if key in told}
     seen = told["in_flight"] + told["others_in_flight"]  # the other workers' among them
     out["others_in_flight"] = max(0, seen - out["in_flight"])
     if told["drain"] is not None:
         elsewhere = out["in_flight"] - told["in_flight"]
-        done = told["drain"]["done"] and not elsewhere
+        done = told["drain"]["done"] and not elsewhere and told_by_all
         out["drain"] = told["drain"] | {"in_flight": told["drain"]["in_flight"] + elsewhere, "done": done}
     return out
 
 
-def overview(living: Mapping[int, Tree], loads: Sequence[Tree], count: int, decisions: int) -> Tree:
+def overview(
+    living: Mapping[int, Tree], loads: Sequence[Tree], told_by_all: bool, count: int, decisions: int
+) -> Tree:
     """`/overview` of the workers of `count` that serve, and so many of all their decisions.
 
-    The first tells what all know; `loads` are of the others.
+    The first tells what all know; `loads` are of the others, `told_by_all` when none of them is missing.
     """
     told = next(iter(living.values()))
     by_replica = [load["replicas"] for load in loads]
@@ -83,8 +85,8 @@ def overview(living: Mapping[int, Tree], loads: Sequence[Tree], count: int, deci
         "uptime_s": max(each["uptime_s"] for each in living.values()),
         "verdict": _verdict({number: each["verdict"] for number, each in living.items()}, count),
         "fleet": _fleet([each["fleet"] for each in living.values()]),
-        "draining": [replica(each, by_replica) for each in told["draining"]],
-        "replicas": [replica(each, by_replica) for each in told["replicas"]],
+        "draining": [replica(each, by_replica, told_by_all) for each in told["draining"]],
+        "replicas": [replica(each, by_replica, told_by_all) for each in told["replicas"]],
         "decisions": _decisions([each["decisions"] for each in living.values()], decisions),
     }
 

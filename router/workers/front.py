@@ -1,7 +1,8 @@
 """The admin port of several workers: one answers what is asked, all are given what is ordered.
 
-An order goes to the lowest worker first, and to the others only when that has carried it out. One that ends meanwhile
-is no fault: who takes its place is given the settings in force, and hears of orders through the store.
+An order goes to the lowest worker first, and to the others only when that has carried it out. One that ends meanwhile,
+or does not answer, is no fault: it hears of orders through the store, and who takes its place is given the settings in
+force. What a worker does not tell in time is left out: who asks here has limits of his own, probes and scrapes above all.
 """
 
 from __future__ import annotations
@@ -22,8 +23,16 @@ from router.admin.overview import View
 from router.metrics.exposition import Exposition
 from router.metrics.merged import Merged
 from router.workers import figures
-from router.workers.crew import Crew, Member
-from router.workers.worker import CLIENT
+from router.workers.crew import Crew
+from router.workers.member import Member
+from router.workers.worker import CLIENT, RELOAD
+
+READY_S = 1.0
+"""For workers to say whether one is ready. The Helm chart's probe waits 2 s."""
+ANSWER_S = 3.0
+"""For a worker to tell what it knows. Prometheus waits 10 s for a page, the command 5 s for an answer."""
+ORDER_S = 30.0
+"""For a worker to do what it is ordered, or to explain."""
 
 MAX_BODY_BYTES = 64 << 20
 """Of a request to be explained. Each worker has its own, narrower limits."""
@@ -62,30 +71,43 @@ class Front:
 
     async def readyz(self, _: Request) -> Response:
         """As soon as one worker is ready, and as long."""
-        answers = await self._of(self._crew.living, "/readyz")
-        if any(answer.status_code == 200 for answer in answers):
-            return JSONResponse({"status": "ready"})
-        if answers:
-            return _passed(answers[0])
-        why = "draining" if self._crew.stopping else "no worker serves yet"
+        asked = [asyncio.create_task(each.ask(_get("/readyz"), READY_S)) for each in self._crew.living]
+        not_ready = None
+        try:
+            for answering in asyncio.as_completed(asked):
+                answer = await answering
+                if answer is not None and answer.status_code == 200:
+                    return JSONResponse({"status": "ready"})
+                not_ready = answer or not_ready
+        finally:
+            for each in asked:
+                each.cancel()
+        if not_ready is not None:
+            return _passed(not_ready)
+        why = "draining" if self._crew.stopping else "no worker answers" if asked else "no worker serves yet"
         return JSONResponse({"status": "not ready", "reason": why}, status_code=503)
 
     async def metrics(self, _: Request) -> Response:
-        await asyncio.gather(*(self._count(member) for member in self._crew.living))
-        return Response(await self.merged.text(), media_type=Exposition.content_type)
+        counted = await asyncio.gather(*(self._count(member) for member in self._crew.living))
+        return Response(await self.merged.text(set(counted)), media_type=Exposition.content_type)
 
-    async def _count(self, member: Member) -> None:
+    async def _count(self, member: Member) -> str | None:
+        """Take what it counts now. Returns its name when it has told that."""
         name = member.name
         for answer in await self._of([member], "/samples"):
             if member.up and member.name == name:  # else it has ended, and is counted among those
                 self.merged.take(name, answer.content)
+                return name
+        return None
 
     async def replicas(self, request: Request) -> Response:
         member, answer = await self._one(request)
         if answer.is_error:
             return _passed(answer)
-        loads = await self._of(self._beside(member), "/loads")
-        return JSONResponse(figures.replicas(answer.json(), [each.json() for each in loads]))
+        beside = self._beside(member)
+        loads = await self._of(beside, "/loads")
+        told_by_all = len(loads) == len(beside)
+        return JSONResponse(figures.replicas(answer.json(), [each.json() for each in loads], told_by_all))
 
     async def overview(self, request: Request) -> Response:
         view = View.of(request.query_params)
@@ -93,13 +115,16 @@ class Front:
         if answer.is_error:
             return _passed(answer)
         beside = self._beside(member)
+        others, loads = await asyncio.gather(
+            asyncio.gather(*(self._ask(each, request, b"") for each in beside)), self._of(beside, "/loads")
+        )
         living = {member.number: answer.json()}
-        others = await asyncio.gather(*(self._ask(each, request, b"") for each in beside))
         for each, told in zip(beside, others, strict=True):
             if told is not None and not told.is_error:
                 living[each.number] = told.json()
-        loads = [each.json() for each in await self._of(beside, "/loads")]
-        return JSONResponse(figures.overview(living, loads, len(self._crew.members), view.decisions))
+        told_by_all = len(loads) == len(beside)
+        by_others = [each.json() for each in loads]
+        return JSONResponse(figures.overview(living, by_others, told_by_all, len(self._crew.members), view.decisions))
 
     async def other(self, request: Request) -> Response:
         path = request.url.path
@@ -107,14 +132,16 @@ class Front:
         member, answer = await self._one(request, body)
         if answer.is_error or request.method in ("GET", "HEAD") or path == "/explain":
             return _passed(answer)
+        if path == "/reload":
+            self._reloaded()
         beside = self._beside(member)
         answers = await asyncio.gather(*(self._ask(each, request, body) for each in beside))
         for each, told in zip(beside, answers, strict=True):
             if told is not None and told.is_error:
                 message = f"Worker {member.number} did it, worker {each.number} did not: {_message(told)}"
                 raise Refused(502, "not_all_workers", message)
-        if path == "/reload":
-            self._reloaded()
+            if told is None and path == "/reload":
+                each.tell(RELOAD)  # as soon as it can
         return _passed(answer)
 
     # Asking workers
@@ -138,21 +165,22 @@ class Front:
         headers = [(name, value) for name, value in request.headers.raw if name not in _OURS]
         headers.append((CLIENT.encode(), who(request).encode()))
         url = httpx.URL("http://worker", raw_path=target)
-        return await _sent(member, httpx.Request(request.method, url, headers=headers, content=body))
+        limit_s = ANSWER_S if request.method in ("GET", "HEAD") else ORDER_S
+        return await _told(member, httpx.Request(request.method, url, headers=headers, content=body), limit_s)
 
     async def _of(self, members: list[Member], target: str) -> list[httpx.Response]:
         """The answers of those that give one."""
-        asked = [_sent(member, httpx.Request("GET", f"http://worker{target}")) for member in members]
-        return [answer for answer in await asyncio.gather(*asked) if answer is not None]
+        answers = await asyncio.gather(*(_told(member, _get(target), ANSWER_S) for member in members))
+        return [answer for answer in answers if answer is not None]
 
 
-async def _sent(member: Member, request: httpx.Request) -> httpx.Response | None:
-    if member.client is None:
-        return None
-    try:
-        return await member.client.send(request)
-    except (httpx.TransportError, RuntimeError):  # the latter of a client that was closed as its worker ended
-        return None
+async def _told(member: Member, request: httpx.Request, limit_s: float) -> httpx.Response | None:
+    """Who was silent when last looked after is not waited for."""
+    return None if member.silent else await member.ask(request, limit_s)
+
+
+def _get(target: str) -> httpx.Request:
+    return httpx.Request("GET", f"http://worker{target}")
 
 
 def _passed(answer: httpx.Response) -> Response:

@@ -25,8 +25,9 @@ from router.source import Source
 from router.store import MemoryStore
 from router.store.served import Served
 from router.workers.assignment import Assignment
-from router.workers.crew import LAST_S, CannotStart, Crew, Member
+from router.workers.crew import CannotStart, Crew
 from router.workers.front import Front
+from router.workers.member import Member
 
 log = logging.getLogger("warmroute.workers")
 
@@ -34,7 +35,9 @@ MAX_SOCKET_PATH = 90
 """Characters of the folder's path, so that the whole of a socket's fits the 108 of sockaddr_un."""
 
 SLACK_S = 30.0
-"""A worker may take so much longer to end than it is given."""
+"""A worker that answers may take so much longer to end than it is given."""
+LAST_S = 10.0
+"""Between being told to end at once and being killed."""
 
 
 class Supervisor:
@@ -118,18 +121,20 @@ class Supervisor:
             return error.code if error.code > 0 else 1
         await told
         drain = self.settings.drain
-        await self._end(drain.delay_s + drain.grace_s + SLACK_S)
+        await self._end(drain.delay_s + drain.grace_s)
         await asyncio.gather(starting, return_exceptions=True)
         return 1 if self._crew.failed else 0
 
-    async def _end(self, limit_s: float) -> None:
+    async def _end(self, drain_s: float) -> None:
         """Let the workers end, at once when a second signal comes, and by force when they do not."""
         self._told.clear()
         log.info("stopping: not ready from now on; again to stop at once")
         self._crew.stop()
         ended = asyncio.create_task(self._crew.all_ended())
         told = asyncio.create_task(self._told.wait())
-        await asyncio.wait([ended, told], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        for limit_s in (drain_s, SLACK_S):
+            await asyncio.wait([ended, told], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            self._crew.kill_silent()
         told.cancel()
         if not ended.done():
             self._crew.stop(at_once=True)

@@ -151,7 +151,11 @@ def work(cord: socket.socket, supervisor: int) -> int:
 
     async def run() -> int:
         store = store_of(given.settings) or RemoteStore(given.store)
-        return await Router(given.settings, source, store, Worker(given, cord)).run()
+        try:
+            router = Router(given.settings, source, store, Worker(given, cord))
+        except ValueError as error:  # a file of keys, a token or certificates was good when the supervisor read it
+            raise ConfigError(f"worker {given.number} cannot use the settings in force: {error}") from None
+        return await router.run()
 
     try:
         return uvloop.run(run())

@@ -40,6 +40,10 @@ class Manned(Operated):
     def write(self, *, ids: str | None = None, **settings: Any) -> None:
         super().write(ids=ids, **{"workers": WORKERS} | settings)
 
+    async def launch(self) -> None:
+        """The router, with the configuration that is there: one worker serves."""
+        await super().serve()
+
     async def serve(self, *flags: str, wait_for: str = "/readyz") -> None:
         await super().serve(*flags, wait_for=wait_for)
         await self.logged(f"{WORKERS} workers serve")
