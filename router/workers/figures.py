@@ -85,6 +85,7 @@ def overview(
         "uptime_s": max(each["uptime_s"] for each in living.values()),
         "verdict": _verdict({number: each["verdict"] for number, each in living.items()}, count),
         "fleet": _fleet([each["fleet"] for each in living.values()]),
+        "store": _store({number: each["store"] for number, each in living.items()}),
         "draining": [replica(each, by_replica, told_by_all) for each in told["draining"]],
         "replicas": [replica(each, by_replica, told_by_all) for each in told["replicas"]],
         "decisions": _decisions([each["decisions"] for each in living.values()], decisions),
@@ -102,6 +103,12 @@ def _verdict(verdicts: Mapping[int, Tree], count: int) -> Tree:
         text = f"{missing} of {count} workers {'does' if missing == 1 else 'do'} not answer. {text}"
         level = "warn" if level == "ok" else level
     return {"level": level, "text": text}
+
+
+def _store(stores: Mapping[int, Tree]) -> Tree:
+    """As one worker sees it, which is named: the first that does not reach it, if there is any."""
+    worker = next((number for number, each in stores.items() if not each["up"]), next(iter(stores)))
+    return stores[worker] | {"worker": worker}
 
 
 def _fleet(fleets: list[Tree]) -> Tree:

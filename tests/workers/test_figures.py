@@ -57,6 +57,7 @@ def overview(level: str = "ok", text: str = "All is well", **fleet: Any) -> dict
         "uptime_s": 5.0,
         "verdict": {"level": level, "text": text},
         "fleet": told | fleet,
+        "store": {"up": True, "why": None},
         "draining": [],
         "replicas": [],
         "decisions": [],
@@ -90,6 +91,13 @@ def test_the_fleets_figures_are_added_up_where_each_has_its_own() -> None:
 def test_the_verdict_is_of_all(levels: list[str], count: int, level: str, text: str) -> None:
     living = {number: overview(each, f"says {number}") for number, each in enumerate(levels, 1)}
     assert figures.overview(living, [], True, count, 40)["verdict"] == {"level": level, "text": text}
+
+
+def test_the_store_is_told_of_as_a_worker_sees_it_that_does_not_reach_it() -> None:
+    living = {number: overview() for number in (1, 2, 3)}
+    assert figures.overview(living, [], True, 3, 40)["store"] == {"up": True, "why": None, "worker": 1}
+    living[2]["store"] = {"up": False, "why": "refused"}
+    assert figures.overview(living, [], True, 3, 40)["store"] == {"up": False, "why": "refused", "worker": 2}
 
 
 def test_the_latest_decisions_of_all_are_told_and_no_two_have_one_number() -> None:
