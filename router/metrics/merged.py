@@ -1,7 +1,7 @@
 """The counts of several workers as one: each tells its own as samples, and their supervisor makes one page of them.
 
-What a worker had counted when it ended, or ceased to answer, is kept, as it told it last: a sum must not fall because one
-of those summed is another process now, or says nothing.
+What a worker had counted when it ended, or ceased to answer, is kept, as it told it last: a sum must not fall because
+one of those summed is another process now, or says nothing.
 """
 
 from __future__ import annotations

@@ -72,9 +72,7 @@ def replica(told: Tree, others: Iterable[Mapping[str, Tree]], told_by_all: bool)
     return out
 
 
-def overview(
-    living: Mapping[int, Tree], loads: Sequence[Tree], told_by_all: bool, count: int, decisions: int
-) -> Tree:
+def overview(living: Mapping[int, Tree], loads: Sequence[Tree], told_by_all: bool, count: int, decisions: int) -> Tree:
     """`/overview` of the workers of `count` that serve, and so many of all their decisions.
 
     The first tells what all know; `loads` are of the others, `told_by_all` when none of them is missing.

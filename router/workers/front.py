@@ -2,7 +2,8 @@
 
 An order goes to the lowest worker first, and to the others only when that has carried it out. One that ends meanwhile,
 or does not answer, is no fault: it hears of orders through the store, and who takes its place is given the settings in
-force. What a worker does not tell in time is left out: who asks here has limits of his own, probes and scrapes above all.
+force. What a worker does not tell in time is left out: who asks here has limits of his own, probes and scrapes above
+all.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ import logging
 import secrets
 import signal
 import socket
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from router.app import announce
 from router.changes import kept
 from router.configuration import ConfigError
 from router.files import Files
-from router.listening import CannotListen, bind, server, server_tls, url
+from router.listening import bind, server, server_tls, url
 from router.reload import RESTART
 from router.settings import Settings
 from router.source import Source
@@ -26,13 +25,11 @@ from router.store import MemoryStore
 from router.store.served import Served
 from router.workers.assignment import Assignment
 from router.workers.crew import CannotStart, Crew
+from router.workers.folder import sockets_folder
 from router.workers.front import Front
 from router.workers.member import Member
 
 log = logging.getLogger("warmroute.workers")
-
-MAX_SOCKET_PATH = 90
-"""Characters of the folder's path, so that the whole of a socket's fits the 108 of sockaddr_un."""
 
 SLACK_S = 30.0
 """A worker that answers may take so much longer to end than it is given."""
@@ -67,18 +64,8 @@ class Supervisor:
 
         When they cannot even start, that of the first. Raises CannotListen.
         """
-        try:
-            folder = tempfile.TemporaryDirectory(prefix="warmroute-")  # nobody else can enter it
-        except OSError as error:
-            raise CannotListen(
-                f"no folder for the workers' sockets can be made: {error}: set TMPDIR to one that can be written"
-            ) from None
-        with folder as name:
-            if len(name) > MAX_SOCKET_PATH:
-                raise CannotListen(
-                    f"no socket can be made in {name}: its path is too long: set TMPDIR to a shorter one"
-                )
-            return await self._run(Path(name))
+        with sockets_folder() as folder:
+            return await self._run(folder)
 
     async def _run(self, folder: Path) -> int:
         settings = self.settings
