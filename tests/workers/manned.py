@@ -81,6 +81,14 @@ class Manned(Operated):
     async def until(self, ask: Callable[[], Awaitable[Any]], holds: Callable[[Any], bool], what: str) -> Any:
         return await until(ask, holds, LIMIT_S, what)
 
+    async def ready(self) -> None:
+        """Wait until the router says so; workers have a second for it."""
+        await self.until(
+            lambda: self.admin.get("/readyz"),
+            lambda answer: answer.status_code == 200,
+            "a worker says that it is ready",
+        )
+
     def pids(self) -> dict[int, int]:
         """The workers' processes, by their number."""
         found: dict[int, int] = {}

@@ -82,7 +82,7 @@ async def test_a_worker_that_is_killed_takes_its_own_streams_along_and_nothing_e
     assert {answer.status_code for answer in await manned.turns(20)} == {200}, "the other one has its connections"
     told = (await manned.admin.get("/overview")).json()["verdict"]
     assert (told["level"], told["text"].startswith("1 of 2 workers does not answer. ")) == ("warn", True)
-    assert (await manned.admin.get("/readyz")).status_code == 200
+    await manned.ready()
     await replaced(manned, last)
 
 

@@ -27,7 +27,8 @@ async def test_the_others_are_told_of_without_it_and_it_is_replaced(manned: Mann
     await manned.turns(20)
     await manned.until(manned.samples, lambda seen: total(seen, "warmroute_requests_total") == 20, "all are counted")
     pid = await still(manned, 1)
-    for path in ("/readyz", "/livez", "/replicas", "/overview", "/metrics", "/policy"):
+    await manned.ready()
+    for path in ("/livez", "/replicas", "/overview", "/metrics", "/policy"):
         assert (await manned.admin.get(path)).status_code == 200, path
     seen = await manned.samples()
     assert total(seen, "warmroute_requests_total") == 20, "no counter falls"

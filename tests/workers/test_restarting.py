@@ -38,7 +38,7 @@ async def test_a_worker_whose_keys_are_gone_says_so_in_a_line_and_the_others_go_
         " give a readable text file"
     }
     assert "Traceback" not in log
-    assert (await manned.admin.get("/readyz")).status_code == 200
+    await manned.ready()
     moved.rename(keys)
     assert (await replaced(manned, before))[1] == before[1]
     keys.unlink()
@@ -58,7 +58,7 @@ async def test_who_cannot_start_does_not_end_those_that_serve(manned: Manned, tm
     stream = await manned.open("s")
     log = await manned.logged("worker 2 has ended with 2: started again in 0.5 s")
     assert "journal.path: cannot write" in log
-    assert (await manned.admin.get("/readyz")).status_code == 200
+    await manned.ready()
     manned.let_go()
     assert await manned.ends_whole(stream.client)
     (tmp_path / "journal.w2").rmdir()
