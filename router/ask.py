@@ -7,6 +7,7 @@ connections that are made for relaying it is a tenth of that, and what is probed
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from dataclasses import dataclass
 
@@ -16,8 +17,16 @@ from router.proxy.upstream import Upstream, is_ours
 MAX_BYTES = 1 << 20
 
 
+_NO_SUCH_NAME = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
+"""The resolver's word that there is none. EAI_AGAIN is that it cannot say: a resolver in need, not a dead replica."""
+
+
 class Short(OSError):
     """This process is short of descriptors or the like: nothing is known of the replica."""
+
+
+class Nobody(OSError):
+    """Nobody is there: its host refused the connection, or no host has its name."""
 
 
 @dataclass(slots=True)
@@ -35,8 +44,8 @@ class Asker:
         self._upstream = upstream
 
     async def get(self, path: str, timeout_s: float, max_bytes: int = MAX_BYTES) -> Answer:
-        """The answer. Raises OSError when there is none in time, or its body is larger than `max_bytes`: a
-        ConnectionRefusedError when nobody listens there, Short when it could not even be asked."""
+        """The answer. Raises OSError when there is none in time, or its body is larger than `max_bytes`: Nobody when
+        nobody is there, Short when it could not even be asked."""
         try:
             async with asyncio.timeout(timeout_s):
                 connection = self._upstream.take(time.monotonic())
@@ -46,9 +55,7 @@ class Asker:
         except TimeoutError:
             raise OSError(f"no answer to {path} within {timeout_s:g} s") from None
         except (OSError, ValueError) as error:
-            kind = ConnectionRefusedError if isinstance(error, ConnectionRefusedError) else OSError
-            kind = Short if is_ours(error) else kind
-            raise kind(f"{path}: {error}") from None
+            raise kind(error)(f"{path}: {error}") from None
         if answer is None:
             raise OSError(f"{path}: the connection was closed without an answer")
         return answer
@@ -68,6 +75,14 @@ class Asker:
             question.body.clear()  # a fault's traceback holds the question until garbage is looked for
             if not question.released:
                 connection.close()
+
+
+def kind(error: Exception) -> type[OSError]:
+    """What it says of the replica."""
+    if is_ours(error):
+        return Short
+    unknown = isinstance(error, socket.gaierror) and error.errno in _NO_SUCH_NAME
+    return Nobody if unknown or isinstance(error, ConnectionRefusedError) else OSError
 
 
 class _Question:

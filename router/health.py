@@ -13,6 +13,7 @@ from router.breaker import Breaker
 from router.probes import Probes
 from router.settings import HealthSettings
 from router.standing import Standing
+from router.units import counted
 
 log = logging.getLogger("warmroute.health")
 
@@ -26,8 +27,9 @@ class Health:
 
     The panic rule: when of those that do not drain fewer than `panic_share` are well, it is likelier that the signal
     is wrong than that they all are, and those that are well could not carry all the load. Then the others are used,
-    too, as Envoy does at the same share; but not those that refuse connections or generated nothing when asked to,
-    since requests would fare no better, and those that answer no probe only when there is nothing else.
+    too, as Envoy does at the same share; but not those that refuse connections, whose name does not exist or that
+    generated nothing when asked to, since requests would fare no better, and those that answer no probe only when there
+    is nothing else.
     """
 
     def __init__(self, balancer: Balancer, settings: HealthSettings, clock: Callable[[], float]) -> None:
@@ -37,6 +39,10 @@ class Health:
         self._watches: dict[Replica, _Watch] = {}
         self.panic = False
         """Whether the panic rule is in force."""
+        self.well = self.counted = 0
+        """Replicas that are well, of those that do not drain."""
+        self.doubted = 0
+        """Replicas that are used by the panic rule although they are not."""
 
     def watch(self, replica: Replica, asker: Asker) -> None:
         """Begin to probe it."""
@@ -66,6 +72,11 @@ class Health:
         """Why it is in the state it is in."""
         watch = self._watches.get(replica)
         return watch.why if watch is not None else "not watched"
+
+    def doubt(self, replica: Replica) -> State | None:
+        """The state that the panic rule doubts, using the replica all the same; None when it does not."""
+        watch = self._watches.get(replica)
+        return watch.doubt if watch is not None else None
 
     def since(self, replica: Replica) -> float | None:
         """When it came into that state, seconds since the epoch; None when it is not watched."""
@@ -154,20 +165,22 @@ class Health:
             doubtful = {watch for watch in alive if not watch.standing.mute}
             if not doubtful and not well:
                 doubtful = set(alive)
+        self.well, self.counted, self.doubted = len(well), len(used), len(doubtful)
         if panic is not self.panic:
             self.panic = panic
-            told = f"{len(well)} of {len(used)} replicas that do not drain are well"
+            told = f"{len(well)} well of {counted(len(used), 'replica')}, draining ones aside"
             if panic:
                 log.warning(
                     "panic: %s, fewer than health.panic_share %g: others are used, too, unless they are dead",
                     told,
                     self._settings.panic_share,
                 )
-            else:
+            elif used:
                 log.info("no panic any more: %s", told)
         for watch in watches:
             standing = watch.standing
-            if watch in doubtful:
+            watch.doubt = standing.state if watch in doubtful else None
+            if watch.doubt is not None:
                 self._set(watch, State.READY, f"panic: used although {standing.state}: {standing.why}")
             elif watch.ordered is not None and standing.state in (State.READY, State.HALF_OPEN):
                 self._set(watch, watch.ordered, watch.order)
@@ -200,11 +213,13 @@ class _Watch:
         """What an operator ordered."""
         self.order = ""
         """Why."""
+        self.doubt: State | None = None
+        """Its standing's state, when the panic rule uses it all the same."""
         self.override = ""
         """Why it is in another state than its standing's."""
         self.since = time.time()
         """When it came into its state, seconds since the epoch."""
-        self.probes = Probes(replica.id, self.standing, asker, settings, clock, lambda: health.settle(self))
+        self.probes = Probes(replica, self.standing, asker, settings, clock, lambda: health.settle(self))
 
     @property
     def why(self) -> str:

@@ -13,10 +13,10 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
-from policies.types import State
-from router.ask import Asker, Short
+from policies.types import Replica, State
+from router.ask import Asker, Nobody, Short
 from router.settings import HealthSettings
-from router.standing import Missing, Standing
+from router.standing import PLAINLY_READY, Missing, Standing
 
 log = logging.getLogger("warmroute.health")
 
@@ -38,7 +38,7 @@ class Probes:
 
     def __init__(
         self,
-        replica_id: str,
+        replica: Replica,
         standing: Standing,
         asker: Asker,
         settings: HealthSettings,
@@ -46,7 +46,7 @@ class Probes:
         settle: Callable[[], None],
     ) -> None:
         """`settle` is called after each probe."""
-        self._replica_id = replica_id
+        self._replica = replica
         self._standing = standing
         self._asker = asker
         self._settings = settings
@@ -55,6 +55,8 @@ class Probes:
         self.probed = False
         """Whether it was at least once."""
         self._path = READY
+        self._absent = 0
+        """The status that said last that there is no such endpoint."""
         self._retry_at = 0.0
         self._answered = 0
         """Requests it had answered when `/health` was last due."""
@@ -82,7 +84,7 @@ class Probes:
             try:
                 pause_s = await probe()
             except Exception:
-                log.exception("probing %s failed in a way it should not", self._replica_id)
+                log.exception("probing %s failed in a way it should not", self._replica.id)
                 pause_s = self._settings.interval_s
             self._settle()
             await self._pause(pause_s * (0.9 + 0.2 * random.random()))
@@ -105,18 +107,19 @@ class Probes:
             try:
                 answer = await self._asker.get(path, settings.deep_timeout_s if path == HEALTH else settings.timeout_s)
             except Short as error:  # else a router in need would eject a healthy fleet
-                log.warning("cannot probe replica %s, which is not to blame: %s", self._replica_id, error)
+                log.warning("cannot probe replica %s, which is not to blame: %s", self._replica.id, error)
                 break
             except OSError as error:
-                missing = Missing.REFUSED if isinstance(error, ConnectionRefusedError) else Missing.NOTHING
+                missing = Missing.NOBODY if isinstance(error, Nobody) else Missing.NOTHING
                 self._failed(path, str(error), began, successes, missing)
                 self._path = READY  # what comes back may be another version
                 break
             if answer.status in _ABSENT and path != ROOT:
                 self._path = HEALTH if path == READY else ROOT
+                self._absent = answer.status
                 if path == READY:
                     self._retry_at = self._clock() + RETRY_UPWARD_S
-                log.debug("replica %s has no %s, asking %s", self._replica_id, path, self._path)
+                log.debug("replica %s has no %s, asking %s", self._replica.id, path, self._path)
                 continue
             if answer.status >= 500:
                 why = f"{path} says {answer.status}"
@@ -124,11 +127,16 @@ class Probes:
             else:
                 if path != READY:
                     standing.deep_probe_passed()
-                standing.probe_passed(self._clock())
+                standing.probe_passed(self._clock(), self._questionable() if path == ROOT else PLAINLY_READY)
             break
         self.probed = True
         seldom = self._path == HEALTH and standing.probed is State.READY
         return settings.deep_interval_s if seldom else settings.interval_s
+
+    def _questionable(self) -> str:
+        """Why a server is ready that has none of an engine's endpoints for health."""
+        untold = " and tells no load" if self._replica.load is None else ""
+        return f"it answers {self._absent} to {READY} and {HEALTH}{untold}: is this an engine?"
 
     def _failed(
         self, path: str, why: str, began: float, successes: int, missing: Missing, status: int | None = None

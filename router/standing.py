@@ -12,13 +12,17 @@ from router.settings import HealthSettings
 _READY, _CLOSED = State.READY, Circuit.CLOSED
 
 
+PLAINLY_READY = "ready"
+"""Why a replica is ready of which there is no more to say."""
+
+
 class Missing(Enum):
     """What came of a probe that failed."""
 
     NOTHING = auto()
     """No answer: overload, a hung process, or a host that is gone."""
-    REFUSED = auto()
-    """Its host refused the connection: nobody listens there."""
+    NOBODY = auto()
+    """Its host refused the connection, or no host has its name: nobody is there."""
     NONSENSE = auto()
     """An answer, but not one that it is well."""
 
@@ -40,10 +44,10 @@ class Standing:
         "_successes_then",
         "_unanswered",
         "_why",
+        "absent",
         "breaker",
         "hung",
         "probed",
-        "refused",
         "successes",
     )
 
@@ -59,8 +63,8 @@ class Standing:
         self.breaker = Breaker(settings)
         self.hung = False
         """The last `/health` was not answered: only one that is, or another process in its place, clears this."""
-        self.refused = False
-        """The last probe was refused its connection."""
+        self.absent = False
+        """The last probe found nobody there."""
         self.successes = 0
         """Requests it ever answered: evidence of life for whoever remembers an earlier count."""
 
@@ -90,8 +94,8 @@ class Standing:
 
     @property
     def dead(self) -> bool:
-        """Nobody listens there, or it generated nothing when asked to: what requests would meet with."""
-        return self.refused or self.hung
+        """Nobody is there, or it generated nothing when asked to: what requests would meet with."""
+        return self.absent or self.hung
 
     @property
     def mute(self) -> bool:
@@ -100,23 +104,23 @@ class Standing:
 
     # Told of probes
 
-    def probe_passed(self, now: float) -> None:
-        """It says that it is ready."""
+    def probe_passed(self, now: float, why: str = PLAINLY_READY) -> None:
+        """It says that it is ready, or answers at least; `why` tells which."""
         self._failures = self._unanswered = 0
-        self.refused = False
+        self.absent = False
         if self.hung:
             return
         self._passes += 1
         if self.probed is State.READY:
-            self._why = "ready"
+            self._why = why
         elif self.probed is State.DRAINING or self._passes >= self._settings.pass_after:
             self.breaker.close(now)
-            self._set(State.READY, "ready")
+            self._set(State.READY, why)
 
     def probe_not_ready(self, why: str) -> None:
         """It answers, and says that it wants nothing new."""
         self._failures = self._unanswered = 0
-        self.refused = False
+        self.absent = False
         self._passes = 0
         if not self.hung:
             self._set(State.DRAINING, why)
@@ -126,7 +130,7 @@ class Standing:
         self._passes = 0
         self._failures += 1
         self._unanswered = 0 if missing is Missing.NONSENSE else self._unanswered + 1
-        self.refused = missing is Missing.REFUSED
+        self.absent = missing is Missing.NOBODY
         if self._failures >= self._settings.fail_after:
             self.hung = False
             self._set(State.EJECTED, why)

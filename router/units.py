@@ -5,6 +5,11 @@ from __future__ import annotations
 import json
 
 
+def counted(count: int, noun: str) -> str:
+    """A number and what it counts: `1 replica`, `2 replicas`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def tokens(count: float) -> str:
     """As in `812`, `12.3 k`, `1.24 M`: three figures are all that anybody compares. The word is the caller's."""
     if count < 1000:

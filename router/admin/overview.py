@@ -24,11 +24,14 @@ from router.admin.discovery import found
 from router.admin.replicas import Replicas
 from router.admin.store import shared
 from router.decisions import Decision
+from router.standing import PLAINLY_READY
 from router.switching import described
+from router.units import counted
 from router.version import VERSION
 
 if TYPE_CHECKING:
     from router.app import Router
+    from router.health import Health
 
 PER_PAGE = 100
 """Replicas described at once: describing one costs some 20 us, and the event loop waits for it."""
@@ -51,20 +54,20 @@ def natural(name: str) -> tuple[object, ...]:
     return tuple(int(part) if number % 2 else part for number, part in enumerate(_DIGITS.split(name)))
 
 
-def level(replica: Replica) -> str:
+def level(health: Health, replica: Replica) -> str:
     """How it is, in a word: `ok`, `warn` or `bad`."""
-    found = LEVELS.get(replica.state, "warn")
+    found = LEVELS.get(health.doubt(replica) or replica.state, "warn")
     return "warn" if found == "ok" and replica.speed.slowness > 1.0 else found
 
 
-_Key = Callable[[Replica, float], Any]
+_Key = Callable[["Health", Replica, float], Any]
 
 SORTS: dict[str, _Key] = {
-    "trouble": lambda replica, now: _ORDER.index(level(replica)),
-    "name": lambda replica, now: 0,
-    "load": lambda replica, now: -replica.in_flight,
-    "wait": lambda replica, now: -cost.expected_wait(replica, now),
-    "cache": lambda replica, now: -replica.cache.held_tokens / (replica.cache.capacity or inf),
+    "trouble": lambda health, replica, now: _ORDER.index(level(health, replica)),
+    "name": lambda health, replica, now: 0,
+    "load": lambda health, replica, now: -replica.in_flight,
+    "wait": lambda health, replica, now: -cost.expected_wait(replica, now),
+    "cache": lambda health, replica, now: -replica.cache.held_tokens / (replica.cache.capacity or inf),
 }
 """Orders of replicas: those in trouble first, then names; by name alone; most requests, longest wait, fullest KV
 cache first."""
@@ -151,11 +154,11 @@ class Overview:
             return {"level": "bad", "text": f"Not ready: {why}"}
         parts = [f"{number} {STATES[state]}" for state, number in states.items() if state is not State.READY]
         parts += [f"{slow} slow"] * bool(slow)
-        told = [f"{', '.join(sorted(parts))} of {_counted(count)}"] if parts else []
+        told = [f"{', '.join(sorted(parts))} of {counted(count, 'replica')}"] if parts else []
         if router.health.panic:
-            told.append("so many are out that the panic rule uses them all the same")
+            told.insert(0, _panic(router.health))
         if gate.active:
-            told.append(f"the KV caches are full: {gate.held} sessions are held back")
+            told.append(f"the KV caches are full: {counted(gate.held, 'session')} held back")
         if not router.metrics.config_in_force:
             told.append("the configuration was refused, and an older one is in force: see the log")
         if away := router.discovery.missing or router.discovery.frozen:
@@ -163,7 +166,8 @@ class Overview:
         if router.sharing is not None and not router.sharing.up:
             told.append("the store is away, and nothing is shared with other routers")
         if told:
-            return {"level": "bad" if states[State.EJECTED] or gate.active else "warn", "text": "; ".join(told)}
+            bad = router.health.panic or states[State.EJECTED] or gate.active
+            return {"level": "bad" if bad else "warn", "text": "; ".join(told)}
         return {"level": "ok", "text": "The replica is ready" if count == 1 else f"All {count} replicas are ready"}
 
     def _fleet(self, now: float) -> dict[str, Any]:
@@ -215,7 +219,7 @@ class Overview:
         fleet = self._router.balancer.replicas.values()
         found = [each for each in fleet if not view.state or each.state == view.state]
         key = SORTS[view.sort]
-        found.sort(key=lambda each: (key(each, now), natural(each.id)))
+        found.sort(key=lambda each: (key(self._router.health, each, now), natural(each.id)))
         pages = max(1, -(-len(found) // PER_PAGE))
         page = min(max(view.page, 1), pages)
         shown = found[(page - 1) * PER_PAGE : page * PER_PAGE]
@@ -224,10 +228,12 @@ class Overview:
     def replica(self, replica: Replica) -> dict[str, Any]:
         """One replica: what `/replicas` says of it, and what only those who watch want to know."""
         tally = self._router.metrics.replicas.get(replica.id)
-        since = self._router.health.since(replica)
+        health = self._router.health
+        since, doubt, why = health.since(replica), health.doubt(replica), health.why(replica)
         return self._describe(replica) | {
-            "level": level(replica),
-            "label": STATES[replica.state],
+            "level": level(health, replica),
+            "label": STATES[replica.state] if doubt is None else f"{STATES[doubt]}, used all the same",
+            "remark": "" if why == PLAINLY_READY else why,
             "since_s": None if since is None else round(max(0.0, time.time() - since), 1),
             "awaiting_first_token": replica.pending,
             "conversations": len(replica.cache),
@@ -276,8 +282,11 @@ def reasons() -> list[str]:
     return list(Reason)
 
 
-def _counted(count: int) -> str:
-    return "1 replica" if count == 1 else f"{count} replicas"
+def _panic(health: Health) -> str:
+    """Of which sizes it is."""
+    well = f"{health.well or 'None'} of {counted(health.counted, 'replica')} {'is' if health.well < 2 else 'are'} well"
+    used = f"{health.doubted or 'none'} that {'is' if health.doubted < 2 else 'are'} not"
+    return f"{well}; the panic rule uses {used}"
 
 
 def _share(part: int, whole: int) -> float | None:

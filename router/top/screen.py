@@ -156,11 +156,11 @@ def state(replica: dict[str, Any]) -> str:
 
 
 def why(replica: dict[str, Any]) -> str:
-    """Of a replica that is out of service, for how long and why."""
-    if replica["state"] == "ready":
+    """Of a replica that is not plainly ready, for how long it is so and why."""
+    if not replica["remark"]:
         return ""
     since = "" if replica["since_s"] is None else f"{units.duration(replica['since_s'])}: "
-    return f"{since}{replica['why']}"
+    return f"{since}{replica['remark']}"
 
 
 def line(text: str, style: str = "", *, wrap: bool = False) -> Text:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import logging
 import resource
+import socket
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from policies.balancer import Balancer
 from policies.round_robin import RoundRobin
-from policies.types import Replica, State
-from router.ask import Asker
+from policies.types import Load, Replica, State
+from router.ask import Asker, Nobody, kind
 from router.health import Health
 from router.probes import RETRY_UPWARD_S, STATEMENT_S
 from router.proxy.upstream import Upstream
 from router.settings import HealthSettings
 from router.standing import Missing
 from tests.fakes.logged import logged
+from tests.fakes.process import free_port
 from tests.fakes.replica import SILENCE, FakeReplica, Reply
 from tests.fakes.wire import eventually
 
@@ -247,6 +249,10 @@ async def test_a_server_without_health_is_well_when_it_answers(root: int, watch:
     watched = await watch(FakeReplica())
     watched.fake.say("/", root)
     await watched.serves_on("/")
+    assert watched.why == "it answers 404 to /ready and /health and tells no load: is this an engine?"
+    watched.replica.load = Load(running=0, waiting=0, used_tokens=0, capacity_tokens=1000, at=0.0)
+    await watched.serves_on("/")
+    assert watched.why == "it answers 404 to /ready and /health: is this an engine?"
     watched.fake.say("/", 500)
     await watched.becomes(State.EJECTED)
 
@@ -400,7 +406,7 @@ async def test_half_the_fleet_ejected_is_no_panic_and_more_is(fleet: MakeFleet, 
     assert (four.ready, four.health.panic) == ("cd", False)
     four.fail("c")
     assert (four.ready, four.health.panic) == ("abcd", True)
-    assert "panic: 1 of 4 replicas that do not drain are well, fewer than health.panic_share 0.5" in caplog.text
+    assert "panic: 1 well of 4 replicas, draining ones aside, fewer than health.panic_share 0.5" in caplog.text
     assert four.health.why(four.replicas[0]).startswith("panic: used although ejected: 3 requests in a row failed")
     four.now += 5.0
     four.probed(None, "a", "b")
@@ -408,17 +414,55 @@ async def test_half_the_fleet_ejected_is_no_panic_and_more_is(fleet: MakeFleet, 
     four.health.answered(four.replicas[0], 200)
     assert (four.ready, four.health.panic) == ("abd", False), "b is on trial, c not yet"
     assert four.replicas[1].state is State.HALF_OPEN
-    assert "no panic any more: 2 of 4" in caplog.text
+    assert "no panic any more: 2 well of 4" in caplog.text
     assert [r.levelname for r in caplog.records if "panic" in r.message].count("INFO") == 1
 
 
 async def test_three_of_four_that_refuse_connections_stay_out(fleet: MakeFleet) -> None:
     """Nobody listens there: a try would cost each request a refusal and the retry budget, and gain nothing."""
     four = fleet(4)
-    four.probed(Missing.REFUSED, "a", "b", "c")
+    four.probed(Missing.NOBODY, "a", "b", "c")
     assert (four.ready, four.health.panic) == ("d", True)
-    four.probed(Missing.REFUSED, "d")
+    four.probed(Missing.NOBODY, "d")
     assert four.ready == ""
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://127.0.0.1%nosuch:1", "Name or service not known"),  # of no zone: the resolver says so by itself
+        ("http://127.0.0.1:{port}", "Connect"),
+    ],
+    ids=["no such name", "refused"],
+)
+async def test_where_nobody_is_nothing_is_sent_though_every_replica_is_out(url: str, why: str) -> None:
+    balancer, replica = Balancer(RoundRobin()), Replica("r")
+    balancer.join(replica, 0.0)
+    settings = SETTINGS.model_copy(update={"panic_share": 0.5})
+    health = Health(balancer, settings, lambda: 0.0)
+    health.watch(replica, Asker(Upstream(url.format(port=free_port()), connect_s=2, idle_s=3)))
+    try:
+        await eventually(lambda: replica.state is State.EJECTED, "it is out although the panic rule holds")
+        assert health.panic
+        assert why in health.why(replica)
+    finally:
+        await health.forget(replica)
+
+
+def test_a_resolver_that_cannot_say_has_not_said_no() -> None:
+    """EAI_AGAIN: the trouble is the resolver's, of the moment, and all replicas have it at once."""
+    again, unknown = (socket.gaierror(code, "told") for code in (socket.EAI_AGAIN, socket.EAI_NONAME))
+    assert (kind(again), kind(unknown)) == (OSError, Nobody)
+
+
+async def test_the_end_of_a_fleet_is_no_end_of_a_panic(fleet: MakeFleet, caplog: LogCapture) -> None:
+    caplog.set_level(logging.INFO, "warmroute.health")
+    two = fleet(2)
+    two.probed(Missing.NOBODY, "a", "b")
+    for replica in two.replicas:
+        await two.health.forget(replica)
+    assert not two.health.panic
+    assert "no panic any more" not in caplog.text
 
 
 async def test_those_that_answer_no_probe_are_used_only_when_there_is_nothing_else(fleet: MakeFleet) -> None:
@@ -427,7 +471,7 @@ async def test_those_that_answer_no_probe_are_used_only_when_there_is_nothing_el
     assert four.ready == "d"
     four.probed(Missing.NONSENSE, "a")
     assert four.ready == "ad", "it answers, if nonsense"
-    four.probed(Missing.REFUSED, "d")
+    four.probed(Missing.NOBODY, "d")
     assert four.ready == "a"
     four.probed(Missing.NOTHING, "a")
     assert four.ready == "abc", "and never the one that refuses"

@@ -118,7 +118,7 @@ def test_probes_that_passed_all_the_while_do_not_readmit_whose_requests_fail() -
 def test_another_process_is_not_blamed_for_what_the_last_one_did() -> None:
     standing = broken()
     for _ in range(3):
-        standing.probe_failed("refused", Missing.REFUSED)
+        standing.probe_failed("refused", Missing.NOBODY)
     standing.probe_passed(2.0)
     assert standing.state is State.EJECTED
     standing.probe_passed(2.0)
@@ -149,7 +149,7 @@ def test_what_is_known_of_one_that_is_out() -> None:
     """Refused, hung, mute, or answering nonsense: the panic rule tells them apart."""
     refused, mute, nonsense = Standing(SETTINGS), Standing(SETTINGS), Standing(SETTINGS)
     for _ in range(3):
-        refused.probe_failed("refused", Missing.REFUSED)
+        refused.probe_failed("refused", Missing.NOBODY)
         mute.probe_failed("no answer")
         nonsense.probe_failed("says 500", Missing.NONSENSE)
     assert (refused.dead, refused.silent) == (True, True)

@@ -21,6 +21,7 @@ import httpx
 import pytest
 
 from tests.fakes.process import ROOT, Router, free_port
+from tests.fakes.replica import FakeReplica
 from tests.fakes.waiting import until
 from tests.ui.stage import LIMIT_S, emulated, loaded, routing, state_of
 
@@ -196,3 +197,33 @@ def test_once_without_a_router_it_says_so_and_fails() -> None:
     done = top("--once", "--admin", f"http://127.0.0.1:{free_port()}")
     assert done.returncode == 1
     assert "is warmroute running" in done.stderr
+
+
+async def test_a_fleet_that_is_used_although_it_is_not_well_says_so(tmp_path: Path) -> None:
+    """The panic rule makes them `ready`; whoever watches must not be told that they are."""
+    async with AsyncExitStack() as stack:
+        fleet = {}
+        for name in ("r1", "r2"):
+            fake = FakeReplica(ready=500)
+            await fake.start()
+            stack.push_async_callback(fake.stop)
+            fleet[name] = fake.url
+        router = await stack.enter_async_context(routing(fleet, tmp_path))
+        headline = "None of 2 replicas is well; the panic rule uses 2 that are not"
+
+        async def verdict() -> str:
+            async with httpx.AsyncClient(base_url=router.admin_url, trust_env=False) as client:
+                return str((await client.get("/overview")).json()["verdict"]["text"])
+
+        await until(verdict, lambda text: text == headline, LIMIT_S, "the panic rule holds")
+        done = await asyncio.to_thread(top, "--once", "--admin", router.admin_url)
+        rows = [line for line in done.stdout.splitlines() if line.startswith(("r1 ", "r2 "))]
+        assert len(rows) == 2
+        for row in rows:
+            assert "ejected, used all the same" in row
+            assert "panic: used although ejected: /ready says 500" in row
+        async with httpx.AsyncClient(base_url=router.admin_url, trust_env=False) as client:
+            page = (await client.get("/ui")).text
+        assert f"<title>{headline} - warmroute</title>" in page
+        assert page.count("✕</span> ejected, used all the same") == 2
+        assert page.count("panic: used although ejected: /ready says 500") == 2
