@@ -88,14 +88,27 @@ def main() -> int:
         if not replicas:
             emulator = emulator_process(EMULATED)
             replicas = urls_of(emulator, EMULATED)
-            print(f"{EMULATED} emulated SGLang replicas: {' '.join(replicas)}", flush=True)
-        command = [sys.executable, "-m", "router.cli", "serve", "--host", HOST, "--port", port]
-        command += ["--admin-port", admin_port, "--policy", os.environ.get("POLICY", "session_affinity")]
+        settings = ["--host", HOST, "--port", port, "--admin-port", admin_port]
+        settings += ["--policy", os.environ.get("POLICY", "session_affinity")]
         for url in replicas:
-            command += ["--replica", url]
+            settings += ["--replica", url]
+        command = [sys.executable, "-m", "router.cli"]
+        checked = subprocess.run(
+            [*command, "check-config", *settings],
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # a terminal's Ctrl-C would end it in a traceback
+            preexec_fn=dies_with_us(signal.SIGKILL),
+            check=False,
+        )
+        if checked.returncode:  # it has said why, and no welcome is to stand above that
+            return checked.returncode
+        if emulator is not None:
+            print(f"{EMULATED} emulated SGLang replicas: {' '.join(replicas)}", flush=True)
         welcome(port, admin_port)
         # A session of its own: a terminal's Ctrl-C reaches the router once, from here, and lets its streams end.
-        router = subprocess.Popen(command, start_new_session=True, preexec_fn=dies_with_us(signal.SIGTERM))
+        router = subprocess.Popen(
+            [*command, "serve", *settings], start_new_session=True, preexec_fn=dies_with_us(signal.SIGTERM)
+        )
         for number in SIGNALS:
             # Always SIGTERM: while Python still starts, SIGINT would end in a traceback.
             signal.signal(number, lambda _number, _frame: router.terminate())

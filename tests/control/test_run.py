@@ -129,6 +129,19 @@ def test_a_busy_port_is_told_before_anything_starts(name: str) -> None:
     assert done.stderr == told
 
 
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"POLICY": "sticki"}, "warmroute: policy: unknown policy 'sticki'"),
+        ({"REPLICAS": "a:30000"}, "warmroute: replicas.0: 'a:30000' is not a replica's URL"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_told_before_any_welcome(environment: dict[str, str], told: str) -> None:
+    done = run(PORT=str(free_port()), ADMIN_PORT=str(free_port()), **environment)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(told)
+
+
 @pytest.mark.parametrize("value", ["eighty", "70000", "-1", ""])
 def test_what_is_no_port_is_told_likewise(value: str) -> None:
     done = run(PORT=value, ADMIN_PORT=str(free_port()))
