@@ -88,6 +88,7 @@ class _Replayer:
         self._found = Replayed()
         self._disagreements: Counter[tuple[str, str, bool]] = Counter()
         self._told = Needs.NOTHING
+        """What the journal tells of its requests, or would if they had it: the policy in charge went by it."""
 
     def result(self) -> Replayed:
         self._keep_disagreements()
@@ -185,6 +186,7 @@ class _Replayer:
 
     def _ask(self, call: str, row: Row) -> None:
         request, now = journal.request(row), row.number("at")
+        self._told |= self._balancer.policy.needs
         self._told |= Needs.SESSION if request.key is not None else Needs.NOTHING
         self._told |= Needs.FINGERPRINT if request.fingerprint else Needs.NOTHING
         self._told |= Needs.BLOCKS if request.blocks else Needs.NOTHING

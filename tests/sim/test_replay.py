@@ -201,6 +201,14 @@ def test_what_another_policy_wants_to_know_and_the_journal_does_not_tell_is_said
     assert replay(path, "prefix_aware").beside["untold"] == []
 
 
+def test_what_the_policy_in_charge_looked_for_and_did_not_find_is_told(tmp_path: Path) -> None:
+    """Prompts shorter than a block: a journal of another run would have no blocks either."""
+    path = tmp_path / "j"
+    drive(path, "prefix_aware", SOME, 1 << 20)
+    path.write_text(re.sub(r'"blocks":"[^"]*",?', "", path.read_text()).replace(",}", "}"))
+    assert replay(path, "prefix_aware").beside["untold"] == []
+
+
 def test_files_that_are_gone_are_said_to_be(tmp_path: Path) -> None:
     path = tmp_path / "j"
     drive(path, "session_affinity", SOME, 4_000)
