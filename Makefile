@@ -3,7 +3,7 @@
 .PHONY: help setup run test lint format lock test-fronts test-dashboards test-chart test-kubernetes test-ui test-engine test-clients fuzz soak bench bench-peers bench-placement check-independent dashboards chart pictures licences wheel image release clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 setup: ## Create .venv with pinned dependencies
 	@scripts/setup

@@ -38,6 +38,7 @@ from router.sharing import Sharing
 from router.source import Source
 from router.store import Store
 from router.switching import Switching
+from router.units import counted
 from router.version import VERSION
 
 if TYPE_CHECKING:
@@ -118,7 +119,13 @@ class Router:
         given = self.settings.store
         name = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         sharing = Sharing(
-            store, self.balancer, name=name, wait_s=given.wait_s, timeout_s=given.timeout_s, clock=self.clock
+            store,
+            self.balancer,
+            name=name,
+            wait_s=given.wait_s,
+            timeout_s=given.timeout_s,
+            clock=self.clock,
+            among_workers=not given.url,
         )
         sharing.orders = self.orders
         self.orders.share = sharing.order
@@ -234,6 +241,10 @@ class Router:
     async def _drain(self, server: Server, serving: asyncio.Task[None]) -> int:
         """Take nothing new, let streams end. Returns how many connections were cut."""
         drain = self.settings.drain
+        if under_way := self.proxy.under_way:
+            log.info(
+                "under way: %s, with up to %g s to end", counted(under_way, "request"), drain.delay_s + drain.grace_s
+            )
         self.proxy.draining = True  # what is answered from now on says that the connection ends with it
         await self._wait(drain.delay_s, lambda: False)
         self.proxy.begin_drain()
@@ -244,7 +255,7 @@ class Router:
         cut = self.proxy.cut()
         server.force_exit = True
         if cut:
-            log.warning("%d requests were cut off", cut)
+            log.warning("cut off: %s", counted(cut, "request"))
         return cut
 
     async def _wait(self, seconds: float, done: Callable[[], bool]) -> bool:
@@ -260,14 +271,14 @@ class Router:
 def announce(settings: Settings, data: str, admin: str) -> None:
     """Say in the log what is served where, and by which policy."""
     log.info("warmroute listens on %s, admin on %s", data, admin)
+    for warning in settings.warnings:
+        log.warning("%s", warning)
     names = ", ".join(id for replica in settings.replicas for id in replica.ids) or "none"
     if settings.discovery.names:
         names += f", and those that are found by {', '.join(settings.discovery.names)}"
-    elif not settings.replicas:
-        names += ": every request will be refused"
     policy = settings.policy
     beside = f", {policy.shadow.name} in its shadow," if policy.shadow.name else ""
-    log.info("policy %s%s over %d replicas: %s", policy.name, beside, settings.replica_count, names)
+    log.info("policy %s%s over %s: %s", policy.name, beside, counted(settings.replica_count, "replica"), names)
 
 
 def _balancer(settings: Settings, journal: Journal | None, now: float) -> Balancer:

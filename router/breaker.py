@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from router.settings import HealthSettings
+from router.units import counted
 
 
 class Circuit(StrEnum):
@@ -76,9 +77,9 @@ class Breaker:
         self._note(1)
         failures = self._window.bit_count()
         if self._row >= (settings.error_fail_after if answered else settings.passive_fail_after):
-            self._open(f"{self._row} requests in a row failed, the last by {why}", now)
+            self._open(f"{counted(self._row, 'request')} in a row failed, the last by {why}", now)
         elif self._seen == settings.failure_window and failures >= settings.failure_share * self._seen:
-            self._open(f"{failures} of the last {self._seen} requests failed, the last by {why}", now)
+            self._open(f"{failures} of the last {counted(self._seen, 'request')} failed, the last by {why}", now)
 
     def tick(self, now: float) -> None:
         """Time went on."""

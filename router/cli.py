@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from importlib import metadata
 
 from router import console
 from router.commands import drain, explain, policy, reload, replicas, serve, sessions, top
-from router.commands.common import add_command, fail, fault
+from router.commands.common import EXIT_FAILED, add_command, fail, fault
+from router.commands.parser import Parser, suggested
 from router.configuration import ConfigError
 from router.version import VERSION
 
@@ -21,6 +23,10 @@ SHELLS = ("bash", "zsh", "fish")
 
 PLUG_INS = "warmroute.commands"
 """Entry points of this group add commands: each is called with argparse's subparsers."""
+
+
+_CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""A full or failing disk behind standard output."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -37,8 +43,18 @@ def main(arguments: list[str] | None = None) -> None:
     except (console.Unreachable, console.Refused) as error:
         sys.exit(fault(error))
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered is written once more at exit
+        _drop_output()
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        _drop_output()
+        sys.exit(fail(f"the output cannot be written: {error.strerror}", EXIT_FAILED))
+
+
+def _drop_output() -> None:
+    """What is still buffered is written once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _open_standard_files() -> None:
@@ -55,7 +71,7 @@ def _open_standard_files() -> None:
 
 
 def _parser(arguments: list[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = Parser(
         prog="warmroute",
         description="A session-affinity router for LLM inference: a session stays where its KV cache is.",
     )
@@ -88,6 +104,8 @@ def _completion(given: argparse.Namespace) -> int:
     for action in _actions(parser):
         if action.metavar == "FILE":
             action.complete = shtab.FILE  # type: ignore[attr-defined]
+        elif values := suggested(action):
+            action.choices = values  # nothing is parsed by it any more
     print(shtab.complete(parser, given.shell))
     return 0
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from policies import registry
+from router.expectations import expectation, remedy
 from router.settings import Settings
 from router.token import MIN_TOKEN_CHARS
 
@@ -214,11 +215,15 @@ _PUBLIC = {
 """Sections that hold secrets, and their keys that do not."""
 
 
+_CREDENTIALS = re.compile(r"//[^\s'\"]*@")
+"""Of URLs within a value."""
+
+
 def _shown(path: list[str], value: object) -> str:
     """A value for a message; in sections with secrets one may stand under a misspelt key, too."""
     public = _PUBLIC.get(path[0])
     if public is None or set(path[1:2]) & set(public):
-        return repr(value)
+        return _CREDENTIALS.sub("//***@", repr(value))
     return repr(value) if path[0] == "admin" and len(str(value)) < MIN_TOKEN_CHARS else "***"
 
 
@@ -230,6 +235,8 @@ def explained(error: ValidationError, *under: str) -> Iterator[str]:
 
 def _explain(fault: Any, under: tuple[str, ...]) -> str:
     path = [*under, *(str(part) for part in fault["loc"])]
+    if path[-1:] in (["int"], ["str"]):  # of what may be either
+        del path[-1]
     where = ".".join(path)
     if fault["type"] == "extra_forbidden":
         model: type[BaseModel] = Settings
@@ -237,13 +244,18 @@ def _explain(fault: Any, under: tuple[str, ...]) -> str:
             if (field := model.model_fields.get(key)) is not None:
                 model = _model(field.annotation) or model  # else the number or the name of an entry
         return f"{where}: unknown key, set to {_shown(path, fault['input'])}{_hint(path[:-1], path[-1], model)}"
-    mapping = fault["type"] in ("dict_type", "model_type")
-    message = "expected a mapping of keys" if mapping else fault["msg"].removeprefix("Value error, ")
-    if not where:
-        return str(message)
-    if fault["type"] == "value_error":
+    kind, value = fault["type"], fault["input"]
+    message = expectation(path[-1] if path else "", kind, fault["msg"])
+    if kind == "value_error":
+        # Of a whole section: what it says may name its keys already.
+        return "\n".join(
+            line if not where or line.startswith(f"{where}.") else f"{where}: {line}" for line in message.splitlines()
+        )
+    if kind == "missing":
         return f"{where}: {message}"
-    return f"{where}: {message}, got {_shown(path, fault['input'])}"
+    shown = "nothing" if value is None else _shown(path, value)
+    told = f"{where}: {message}, got {shown}"
+    return told if shown == "***" else told + remedy(path[-1] if path else "", kind, value)
 
 
 def _model(annotation: Any) -> type[BaseModel] | None:

@@ -33,7 +33,7 @@ from policies.admission import AdmissionConfig
 from policies.admission.config import LEAST_HOLD_S, MOST_WAIT_S
 from router import keys, token
 from router.files import text_of
-from router.hosts import in_url
+from router.hosts import in_url, without_credentials
 from router.identity import CREDENTIALS, parse_rules
 from router.proxy import guard
 from router.proxy.headers import KEPT
@@ -872,6 +872,16 @@ class Settings(BaseSettings):
         """How many replicas are listed, each rank of an engine for itself."""
         return sum(replica.ranks for replica in self.replicas)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What can be so, and is hardly meant."""
+        if self.replicas or self.discovery.names:
+            return []
+        return [
+            "there are neither replicas nor discovery: every request will be refused; name a replica with --replica or "
+            "under `replicas`"
+        ]
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -891,24 +901,25 @@ def normal_url(url: str) -> str:
     Raises ValueError naming what is wrong.
     """
     example = "write it as in http://10.0.0.1:30000"
-    if not re.fullmatch(r"[!-~]+", url := url.strip()):
-        raise ValueError(f"{url!r}: only ASCII without spaces can be used: {example}, an international name as xn--...")
+    shown = repr(without_credentials(url := url.strip()))
+    if not re.fullmatch(r"[!-~]+", url):
+        raise ValueError(f"{shown}: only ASCII without spaces can be used: {example}, an international name as xn--...")
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise ValueError(f"{url!r}: {error}: {example}") from None
+        raise ValueError(f"{shown}: {error}: {example}") from None
     try:
         port = parts.port
     except ValueError:
         port = 0
     if port == 0:
-        raise ValueError(f"{url!r}: the port must be a number from 1 to 65535")
+        raise ValueError(f"{shown}: the port must be a number from 1 to 65535")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} is not a replica's URL: {example}")
+        raise ValueError(f"{shown} is not a replica's URL: {example}")
     if parts.query or parts.fragment or parts.username is not None:
-        raise ValueError(f"{url!r}: leave out user, query and fragment")
+        raise ValueError(f"{shown}: leave out user, query and fragment")
     if not _AUTHORITY.fullmatch(parts.netloc):
-        raise ValueError(f"{url!r}: {parts.netloc!r} is not a host with or without a port: {example}, one URL each")
+        raise ValueError(f"{shown}: {parts.netloc!r} is not a host with or without a port: {example}, one URL each")
     host = in_url(parts.hostname)
     default = 443 if parts.scheme == "https" else 80
     return f"{parts.scheme}://{host}{'' if port in (None, default) else f':{port}'}{parts.path.rstrip('/')}"

@@ -24,6 +24,7 @@ from policies.types import Replica, Request
 from router.metrics import histogram
 from router.others import Others
 from router.store import Heard, Message, Store, StoreError
+from router.units import counted
 
 if TYPE_CHECKING:
     from router.orders import Orders
@@ -91,8 +92,12 @@ class Sharing:
         wait_s: float,
         timeout_s: float,
         clock: Callable[[], float],
+        among_workers: bool = False,
     ) -> None:
-        """`wait_s` is how long a request waits for the store at most, `timeout_s` all else."""
+        """`wait_s` is how long a request waits for the store at most, `timeout_s` all else.
+
+        `among_workers`: the store is the supervisor's, which nobody configured, and the log is not to puzzle over one.
+        """
         self.store = store
         self.name = name
         self.wait_s = wait_s
@@ -111,6 +116,7 @@ class Sharing:
         self.faults = dict.fromkeys(OPS, 0)
         self._balancer = balancer
         self._clock = clock
+        self._among_workers = among_workers
         self._untold: dict[Home, Lease] = {}
         self._untold_orders: dict[str, bytes | None] = {}
         self._withdrawn: deque[Note] = deque(maxlen=MAX_UNTOLD)
@@ -362,7 +368,11 @@ class Sharing:
         self._whole_at = -math.inf
         await self._tell_some()
         self.up, self.why, self._late, self._ask_at = True, "", 0, 0.0
-        log.info("the store is there: sessions are shared with %d other routers", len(self.others))
+        if self._among_workers:
+            log.info("sessions are shared with the other workers")
+        else:
+            heard = counted(len(self.others), "other router")
+            log.info("the store is there: sessions are shared through it; %s heard so far", heard)
 
     async def _check_epoch(self) -> None:
         """Whether the store still has its memory. What it lost it gets back."""

@@ -6,6 +6,7 @@ from hashlib import sha256
 from hmac import compare_digest
 
 from router.files import text_of
+from router.units import counted
 
 MIN_TOKEN_CHARS = 22
 """Fewer hold less than 128 random bits even in base64."""
@@ -33,7 +34,7 @@ class Token:
 def checked(token: str) -> str:
     """A token that cannot be guessed. Raises ValueError that does not show it."""
     if len(token) < MIN_TOKEN_CHARS:
-        raise ValueError(f"has {len(token)} characters, fewer than {MIN_TOKEN_CHARS}: {_MAKE}")
+        raise ValueError(f"has {counted(len(token), 'character')}, fewer than {MIN_TOKEN_CHARS}: {_MAKE}")
     if not (token.isascii() and token.isprintable()) or " " in token:
         raise ValueError(f"holds other than printable ASCII, or spaces: {_MAKE}")
     return token

@@ -12,9 +12,13 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.resources import files
 from io import TextIOWrapper
 from pathlib import Path
+from textwrap import fill
 from typing import NoReturn
+
+from policies import registry
 
 SUMMARY = "try policies on simulated fleets"
 
@@ -33,7 +37,12 @@ Run = Callable[[argparse.Namespace], int]
 
 def main(arguments: list[str] | None = None) -> int:
     """`python -m sim`; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m sim", description=f"{SUMMARY.capitalize()}.")
+    parser = argparse.ArgumentParser(
+        prog="python -m sim",
+        description=f"{SUMMARY.capitalize()}.",
+        epilog=_list_of_scenarios(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     _add(parser)
     given = parser.parse_args(arguments)
     code: int = given.run(given)
@@ -42,7 +51,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 def add_command(commands: Subparsers[argparse.ArgumentParser]) -> None:
     """Adds `sim` to the commands of `warmroute`."""
-    _add(commands.add_parser("sim", help=SUMMARY, description=f"{SUMMARY.capitalize()}."))
+    _add(
+        commands.add_parser(
+            "sim",
+            help=SUMMARY,
+            description=f"{SUMMARY.capitalize()}.",
+            epilog=_list_of_scenarios(),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +67,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
     run = _command(commands, "run", "one policy on a scenario", "r80 --policy sticky")
     _add_scenario(run)
-    run.add_argument("--policy", dest="policies", metavar="NAME[:KEY=VALUE]", default="session_affinity", help=_POLICY)
+    _add_policy(run)
     _add_runs(run)
     _add_output(run)
     run.set_defaults(run=_later("run_one"))
@@ -110,7 +127,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     capacity.add_argument("--agents", type=int, default=250, metavar="N", help="at work at a time (%(default)s)")
     capacity.add_argument("--slo-ttft-p99", type=float, default=20.0, metavar="S", help="seconds (%(default)g)")
-    capacity.add_argument("--policy", dest="policies", metavar="NAME", default="session_affinity", help=_POLICY)
+    _add_policy(capacity)
     _add_runs(capacity, seeds="31-32")
     capacity.add_argument("--json", action="store_true", help="one object a line for each row")
     capacity.set_defaults(run=_later("capacity"))
@@ -132,20 +149,30 @@ _POLICY = "its parameters behind its name, as in session_affinity:hysteresis_s=4
 
 
 def _add_scenario(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    scenario = parser.add_argument(
         "scenario", metavar="SCENARIO", help="name, or path of a .toml file; several separated by commas"
     )
+    scenario.suggested = _scenarios()  # type: ignore[attr-defined]  # for completion
+    parser.epilog = f"{_list_of_scenarios()}\n\n{parser.epilog}"
     parser.add_argument("--load", type=float, metavar="X", help="share of what the fleet can take; as --set load=X")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the scenario, as in fleet.count=8"
     )
 
 
+def _add_policy(parser: argparse.ArgumentParser) -> None:
+    policy = parser.add_argument(
+        "--policy", dest="policies", metavar="NAME[:KEY=VALUE]", default="session_affinity", help=_POLICY
+    )
+    policy.suggested = list(registry.POLICIES)  # type: ignore[attr-defined]
+
+
 def _add_policies(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    policies = parser.add_argument(
         "--policies", metavar="NAMES", default="session_affinity,rendezvous",
         help="separated by commas; parameters behind a name, as in sticky,session_affinity:beta=0 (%(default)s)",
     )  # fmt: skip
+    policies.suggested = list(registry.POLICIES)  # type: ignore[attr-defined]
 
 
 def _add_runs(parser: argparse.ArgumentParser, seeds: str = "31-34") -> None:
@@ -161,6 +188,17 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "--html", type=Path, metavar="FILE", help="write a report that is one file; it needs warmroute[plots]"
     )
     parser.add_argument("--png", type=Path, metavar="DIR", help="write its pictures; likewise")
+
+
+def _scenarios() -> list[str]:
+    """Names of the packaged ones, without the imports that reading them takes."""
+    return sorted(
+        Path(each.name).stem for each in files("sim").joinpath("scenarios").iterdir() if each.name.endswith(".toml")
+    )
+
+
+def _list_of_scenarios() -> str:
+    return "scenarios:\n" + fill(", ".join(_scenarios()), 100, initial_indent="  ", subsequent_indent="  ")
 
 
 def _cores() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +12,9 @@ from starlette.responses import JSONResponse, Response
 
 MAX_BODY_BYTES = 65_536
 """Of what describes a change."""
+
+NAMED = 20
+"""Ids told to who asks for one that is not there."""
 
 
 class Refused(Exception):
@@ -57,6 +61,12 @@ def number_of(name: str, given: str, least: int, most: int) -> int:
     if given.isascii() and given.isdigit() and len(given) <= len(str(most)) and least <= int(given) <= most:
         return int(given)
     raise Refused(400, "invalid_query", f"{name} must be a number from {least} to {most}, got {given!r}.")
+
+
+def no_such_replica(replica_id: str, known: Iterable[str]) -> Refused:
+    """What there is instead, as far as a line holds it."""
+    names = ", ".join(sorted(known)[:NAMED]) or "none"
+    return Refused(404, "unknown_replica", f"There is no replica {replica_id!r}; known are: {names}.")
 
 
 def who(request: Request) -> str:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from policies import cost
 from policies.speed import Speed
 from policies.types import Replica, State
-from router.admin.answers import Refused, json_of, wall_clock, who
+from router.admin.answers import Refused, json_of, no_such_replica, wall_clock, who
 from router.breaker import Circuit
 from router.drains import Homes
 from router.proxy.upstream import Upstream
@@ -20,9 +20,6 @@ from router.proxy.upstream import Upstream
 if TYPE_CHECKING:
     from router.app import Router
 
-
-NAMED = 20
-"""Ids told to who asks for one that is not there."""
 
 _EXAMPLE = '{"homes": "finish"}'
 
@@ -50,8 +47,7 @@ class Replicas:
         replica_id, router = request.path_params["id"], self._router
         homes = Homes.MOVE if request.method == "DELETE" else _homes(await json_of(request, _EXAMPLE, {}))
         if replica_id not in router.balancer.replicas:
-            known = ", ".join(sorted(router.balancer.replicas)[:NAMED]) or "none"
-            raise Refused(404, "unknown_replica", f"There is no replica {replica_id!r}; known are: {known}.")
+            raise no_such_replica(replica_id, router.balancer.replicas)
         if request.method == "DELETE":
             replica = router.orders.undrain(replica_id, who(request))
         else:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from router.admin.answers import Refused, number_of
+from router.admin.answers import Refused, no_such_replica, number_of
 
 if TYPE_CHECKING:
     from router.app import Router
@@ -52,7 +52,7 @@ class Sessions:
             raise Refused(400, "invalid_query", f"sort must be one of {', '.join(SORTS)}, got {sort!r}.")
         replica = query.get("replica")
         if replica is not None and replica not in self._router.balancer.replicas:
-            raise Refused(404, "unknown_replica", f"There is no replica {replica!r}; /replicas names them.")
+            raise no_such_replica(replica, self._router.balancer.replicas)
         directory = self._router.balancer.directory
         if sort == "recent" and replica is None:
             keys = [key for key, _ in islice(directory.lately(-inf), limit)]

@@ -20,6 +20,7 @@ from router.commands.common import (
     fail,
     wants_json,
 )
+from router.units import counted
 
 POLL_S = 1.0
 
@@ -109,7 +110,7 @@ def _progress(replica: dict[str, Any]) -> str:
     drain = replica["drain"]
     if drain is None:
         return f"{replica['id']} is {replica['state']}"
-    left = f"{drain['in_flight']} requests in flight"
+    left = f"{counted(drain['in_flight'], 'request')} in flight"
     if drain["homes"] == "finish":
-        left += f", {drain['conversations']} conversations live there"
+        left += f", {counted(drain['conversations'], 'conversation')} at home there"
     return f"{replica['id']} {'is empty' if drain['done'] else 'drains'}: {left}"

@@ -6,9 +6,12 @@ import argparse
 import json
 from typing import Any
 
+from policies import registry
 from router.catalogue import catalogue
 from router.commands.common import Subparsers, add_admin, add_command, add_json, ask, fail, table, wants_json
+from router.commands.parser import suggest
 from router.configuration import scalar
+from router.units import counted
 
 
 def add(commands: Subparsers[argparse.ArgumentParser]) -> None:
@@ -31,7 +34,8 @@ def add(commands: Subparsers[argparse.ArgumentParser]) -> None:
         ("shadow", "/policy/shadow", "run another policy in its shadow; `none` ends that", "dual_choice ttft_slo_s=3"),
     ):
         change = add_command(changes, word, meaning, f"warmroute policy {word} {example}")
-        change.add_argument("name", metavar="NAME", help="see `warmroute policies`")
+        name = change.add_argument("name", metavar="NAME", help="see `warmroute policies`")
+        suggest(name, [*registry.POLICIES, *(["none"] if word == "shadow" else [])])
         change.add_argument(  # without a default argparse names it as required
             "parameters", metavar="KEY=VALUE", nargs="*", default=[], help="a parameter; the others get defaults"
         )
@@ -79,7 +83,7 @@ def policy_text(told: dict[str, Any]) -> str:
     lines = [f"policy {told['policy']}{_asked(told)}", *_parameters(told["parameters"])]
     if (shadow := told["shadow"]) is not None:
         lines += [f"in its shadow {shadow['name']}{_asked(shadow)}", *_parameters(shadow["parameters"]), ""]
-        lines.append(f"{shadow['same_replica']} of {shadow['choices']} choices were of the same replica")
+        lines.append(f"the same replica in {shadow['same_replica']} of {counted(shadow['choices'], 'choice')}")
         if shadow["pairs"]:
             rows = [("CHOICES", "REPLICA", "REASON", "SHADOW'S REASON")]
             for pair in shadow["pairs"]:

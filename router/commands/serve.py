@@ -11,6 +11,7 @@ import yaml
 from policies import registry
 from router import stderr
 from router.commands.common import EXIT_FAILED, Subparsers, add_command, add_json, fail, present, wants_json
+from router.commands.parser import suggest
 from router.configuration import load, masked
 from router.settings import Settings
 from router.source import Source
@@ -58,8 +59,11 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replica", metavar="URL", action="append", help="a replica, as in http://10.0.0.1:30000; may be repeated"
     )
-    parser.add_argument("--policy", metavar="NAME", help=f"one of {', '.join(registry.POLICIES)} (session_affinity)")
-    parser.add_argument("--shadow-policy", metavar="NAME", help="another, asked beside it and never obeyed")
+    for option, meaning in (
+        ("--policy", f"one of {', '.join(registry.POLICIES)} (session_affinity)"),
+        ("--shadow-policy", "another, asked beside it and never obeyed"),
+    ):
+        suggest(parser.add_argument(option, metavar="NAME", help=meaning), registry.POLICIES)
     parser.add_argument("--log-format", choices=["auto", "json", "text"], help="auto: text on a terminal, else json")
 
 
@@ -106,7 +110,10 @@ def _serve(given: argparse.Namespace) -> int:
 
 
 def _check_config(given: argparse.Namespace) -> int:
-    tree = masked(_settings(given))
+    settings = _settings(given)
+    for warning in settings.warnings:
+        fail(f"warning: {warning}")
+    tree = masked(settings)
     if wants_json(given):
         print(json.dumps(tree))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -103,52 +103,65 @@ its rule knows the agent's subagents. Sources: the vendors' documentation and ou
 def parse_rules(config: Sequence[Mapping[str, object]]) -> tuple[Rule, ...]:
     """Rules from configuration: `{header, agent?, parent?}` or `{body, scope?}` each.
 
-    Raises ValueError naming the entry, the key, the value and the remedy.
+    Raises ValueError with a line for each fault: entry and key, value, remedy.
     """
     rules: list[Rule] = []
+    faults: list[str] = []
     for i, entry in enumerate(config):
-        where = f"identity.rules[{i}]"
-        if not isinstance(entry, Mapping):
-            raise ValueError(f"{where}: expected a mapping such as {{header: x-session-id}}, got {entry!r}")
-        if ("header" in entry) == ("body" in entry):
-            raise ValueError(f"{where}: set either `header` or `body`, and not both; got {dict(entry)!r}")
-        rule = _header_rule(where, entry) if "header" in entry else _body_rule(where, entry)
-        if any(rule.name == other.name for other in rules):
-            raise ValueError(f"{where}: {rule.name!r} has a rule already: remove one of the two")
-        rules.append(rule)
+        where = f"identity.rules.{i}"
+        found = list(_faults(where, entry))
+        if not found:
+            rule = _rule(entry)
+            if any(rule.name == other.name for other in rules):
+                found = [f"{where}: {rule.name!r} has a rule already: remove one of the two"]
+            rules.append(rule)
+        faults += found
+    if faults:
+        raise ValueError("\n".join(faults))
     return tuple(rules)
 
 
-def _known(where: str, entry: Mapping[str, object], allowed: tuple[str, ...]) -> None:
-    for key in entry:
-        if key not in allowed:
-            raise ValueError(f"{where}.{key}: unknown key, set to {entry[key]!r}: use {', '.join(allowed)}")
+def _rule(entry: Mapping[str, object]) -> Rule:
+    """Of an entry without faults."""
+    given = {key: str(value) for key, value in entry.items() if value is not None}
+    if "header" in entry:
+        return HeaderRule(**{key: name.lower() for key, name in given.items()})
+    return BodyRule(given["body"], "user" if given.get("scope") == "user" else "session")
 
 
-def _header_rule(where: str, entry: Mapping[str, object]) -> HeaderRule:
-    _known(where, entry, ("header", "agent", "parent"))
-    names: dict[str, str] = {}
-    for key, value in entry.items():
-        if value is None and key != "header":
-            continue
-        name = value.lower() if isinstance(value, str) else ""
-        if not _HEADER_NAME.fullmatch(name):
-            raise ValueError(f"{where}.{key}: expected a header name such as x-session-id, got {value!r}")
-        if name in NEVER_HEADERS:
-            raise ValueError(f"{where}.{key}: {value!r} changes with every request: name a header that does not")
-        names[key] = name
-    return HeaderRule(**names)
+def _faults(where: str, entry: object) -> Iterator[str]:
+    if not isinstance(entry, Mapping):
+        yield f"{where}: expected a mapping such as {{header: x-session-id}}, got {entry!r}"
+    elif ("header" in entry) == ("body" in entry):
+        yield f"{where}: set either `header` or `body`, and not both; got {dict(entry)!r}"
+    else:
+        of_header = "header" in entry
+        allowed = ("header", "agent", "parent") if of_header else ("body", "scope")
+        for key, value in entry.items():
+            if key not in allowed:
+                yield f"{where}.{key}: unknown key, set to {value!r}: use {', '.join(allowed)}"
+            elif fault := (_header_fault if of_header else _body_fault)(key, value):
+                yield f"{where}.{key}: {fault}"
 
 
-def _body_rule(where: str, entry: Mapping[str, object]) -> BodyRule:
-    _known(where, entry, ("body", "scope"))
-    path, scope = entry["body"], entry.get("scope", "session")
-    if not isinstance(path, str) or not 1 <= len(path.split(".")) <= 2 or not all(path.split(".")):
-        raise ValueError(f"{where}.body: expected a field such as session_id or metadata.user_id, got {path!r}")
-    if path in NEVER_FIELDS:
-        raise ValueError(f"{where}.body: {path!r} changes with every turn: name a field that does not")
-    if path.split(".")[0] in PROMPT_FIELDS:
-        raise ValueError(f"{where}.body: {path!r} is the prompt or the model, not a name: use another field")
-    if scope == "session" or scope == "user":
-        return BodyRule(path, scope)
-    raise ValueError(f"{where}.scope: expected session or user, got {scope!r}")
+def _header_fault(key: str, value: object) -> str | None:
+    if value is None and key != "header":
+        return None
+    name = value.lower() if isinstance(value, str) else ""
+    if not _HEADER_NAME.fullmatch(name):
+        return f"expected a header name such as x-session-id, got {value!r}"
+    if name in NEVER_HEADERS:
+        return f"{value!r} changes with every request: name a header that does not"
+    return None
+
+
+def _body_fault(key: str, value: object) -> str | None:
+    if key == "scope":
+        return None if value in ("session", "user") else f"expected session or user, got {value!r}"
+    if not isinstance(value, str) or not 1 <= len(value.split(".")) <= 2 or not all(value.split(".")):
+        return f"expected a field such as session_id or metadata.user_id, got {value!r}"
+    if value in NEVER_FIELDS:
+        return f"{value!r} changes with every turn: name a field that does not"
+    if value.split(".")[0] in PROMPT_FIELDS:
+        return f"{value!r} is the prompt or the model, not a name: use another field"
+    return None

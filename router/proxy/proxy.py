@@ -197,10 +197,15 @@ class Proxy:
         for downstream in list(self.downstreams):
             downstream.shutdown()
 
+    @property
+    def under_way(self) -> int:
+        """Requests that are not answered yet."""
+        return sum(downstream.busy for downstream in self.downstreams)
+
     def cut(self) -> int:
         """Break off every connection. Returns how many requests were under way."""
         self.cutting = True
-        under_way = sum(downstream.busy for downstream in self.downstreams)
+        under_way = self.under_way
         for downstream in list(self.downstreams):
             downstream.abort()
         return under_way

@@ -97,9 +97,9 @@ def _head(told: dict[str, Any]) -> Iterator[Text]:
         f"longest wait {'unknown' if wait is None else units.seconds(wait)}",
         f"hit rate {'none yet' if hit is None else units.percent(hit)}",
         f"KV {units.tokens(fleet['resident_tokens'])} of {units.tokens(fleet['capacity_tokens'])} tokens",
-        f"{fleet['sessions']} sessions",
+        units.counted(fleet["sessions"], "session"),
         f"{units.tokens(sum(fleet['regretted_tokens'].values()))} tokens regretted",
-        f"{sum(fleet['refusals'].values())} requests refused{_reasons(fleet['refusals'])}",
+        f"{units.counted(sum(fleet['refusals'].values()), 'request')} refused{_reasons(fleet['refusals'])}",
     ]
     yield line(", ".join(figures), wrap=True)
     policy = f"policy {told['policy']['name']}"
@@ -115,13 +115,15 @@ def _head(told: dict[str, Any]) -> Iterator[Text]:
 def _store(store: dict[str, Any]) -> Text:
     claims, others = store["claims"], len(store["routers"])
     if not store["up"]:
-        return line(f"store away: {store['why']}; {store['untold']} homes untold", STYLES["warn"], wrap=True)
+        return line(
+            f"store away: {store['why']}; {units.counted(store['untold'], 'home')} untold", STYLES["warn"], wrap=True
+        )
     made = sum(claims.values()) - claims["not_asked"]
     figures = [
-        f"{others} other router{'' if others == 1 else 's'} heard",
-        f"{claims['adopted']} of {made} new sessions known elsewhere",
-        f"{claims['late']} claims late",
-        f"{store['untold']} homes untold",
+        f"{units.counted(others, 'other router')} heard",
+        f"{claims['adopted']} of {units.counted(made, 'new session')} known elsewhere",
+        f"{units.counted(claims['late'], 'claim')} late",
+        f"{units.counted(store['untold'], 'home')} untold",
     ]
     return line(f"store up, {', '.join(figures)}")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from router.listening import CannotListen, bind
+from router.units import counted
 from router.workers.assignment import Assignment
 from router.workers.member import Member
 from router.workers.worker import AT_ONCE, RELOAD, STOP
@@ -77,6 +78,7 @@ class Crew:
         The first alone: what keeps it from starting would keep all of them. Once that serves, whatever happens to
         others must not cut it off.
         """
+        log.info("%s start", counted(len(self.members), "worker"))
         for some in (self.members[:1], self.members[1:]):
             up = {member: asyncio.get_running_loop().create_future() for member in some}
             keeping = {member: asyncio.create_task(self._keep(member, up[member])) for member in some}
@@ -84,7 +86,7 @@ class Crew:
             await asyncio.gather(*up.values())
             if self.stopping:
                 return
-        log.info("%d workers serve", len(self.members))
+        log.info("%s serve", counted(len(self.members), "worker"))
 
     async def _keep(self, member: Member, first_up: asyncio.Future[None]) -> None:
         pause_s = 0.0

@@ -9,6 +9,7 @@ import secrets
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,7 @@ class Supervisor:
         self._files.start()
         tasks = [] if self._source is None else [asyncio.create_task(self._watch(self._source))]
         try:
-            announce(settings, data_url, url(admin_sockets[0], self._admin_tls))
-            code = await self._keep()
+            code = await self._keep(lambda: announce(settings, data_url, url(admin_sockets[0], self._admin_tls)))
         finally:
             self._crew.kill()
             await self._crew.all_ended()
@@ -97,7 +97,8 @@ class Supervisor:
             await served.stop()
         return code
 
-    async def _keep(self) -> int:
+    async def _keep(self, up: Callable[[], None]) -> int:
+        """Until told to stop. Calls `up` when all serve. Returns the exit code."""
         starting = asyncio.create_task(self._crew.start())
         told = asyncio.create_task(self._told.wait())
         await asyncio.wait([starting, told], return_when=asyncio.FIRST_COMPLETED)
@@ -106,6 +107,8 @@ class Supervisor:
                 raise error
             log.error("a worker could not start: stopping")
             return error.code if error.code > 0 else 1
+        if not self._crew.stopping and not told.done():
+            up()
         await told
         drain = self.settings.drain
         await self._end(drain.delay_s + drain.grace_s)

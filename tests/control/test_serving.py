@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -340,7 +341,14 @@ def test_each_fault_is_a_line(command: str, tmp_path: Path) -> None:
     assert all(line.startswith("warmroute: ") for line in done.stderr.splitlines())
 
 
-GONE = [["check-config"], ["policies"], ["policies", "--json"], ["completion", "bash"], ["--help"], ["--version"]]
+GONE = [
+    ["check-config", "--replica", "http://a:1"],
+    ["policies"],
+    ["policies", "--json"],
+    ["completion", "bash"],
+    ["--help"],
+    ["--version"],
+]
 
 
 @pytest.mark.parametrize("command", [*GONE, ["drain", "--help"], ["sim", "--help"]])
@@ -353,6 +361,25 @@ def test_a_reader_that_has_gone_is_no_fault(command: list[str]) -> None:
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_so_it_is_of_the_tables_for_the_documents() -> None:
+    """As with `python -m router.metrics | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer) as output:
+        done = subprocess.run(
+            [sys.executable, "-m", "router.metrics"], stdout=output, stderr=subprocess.PIPE, cwd=ROOT, check=False
+        )
+    assert done.stderr == b""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device here")
+@pytest.mark.parametrize("command", [["policies"], ["policies", "--json"], ["check-config", "--replica", "http://a:1"]])
+def test_a_full_disk_is_told_in_a_line(command: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = warmroute(*command, stdout=full.fileno())
+    assert (done.returncode, done.stderr) == (1, "warmroute: the output cannot be written: No space left on device\n")
 
 
 def test_the_list_of_policies_is_json_with_defaults() -> None:

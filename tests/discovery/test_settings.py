@@ -65,7 +65,7 @@ BAD = {
     "discovery: {kubernetes: [{service: a, namespace: n, url: x}]}": "url 'x' is not an API server's",
     "discovery: {kubernetes: [{service: a, ca_file: /nosuch}]}": "ca_file '/nosuch': No such file or directory",
     "discovery: {kubernetes: [{service: a}, {service: a}]}": "discovery: kubernetes:a is given twice: remove one",
-    "discovery: {dns: [{}]}": "discovery.dns.0.name: Field required",
+    "discovery: {dns: [{}]}": "discovery.dns.0.name: is missing: set it",
     "discovery: {dns: [{name: a b}]}": "discovery.dns.0.name: 'a b' is no name in DNS",
     "discovery: {dns: [{name: a, port: 70000}]}": "discovery.dns.0.port",
     "discovery: {dns: [{name: a, server: 10.0.0.10}]}": "'10.0.0.10' is not an address and a port",

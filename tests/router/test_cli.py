@@ -92,6 +92,44 @@ def test_bash_completes_commands_options_values_and_files(tmp_path: Path) -> Non
     assert complete(script, tmp_path, "drain", "r1", "--homes", "f") == ["finish"]
     assert complete(script, tmp_path, "serve", "--config", "fl") == ["fleet.yaml"]
     assert "compare" in complete(script, tmp_path, "sim", ""), "of plug-ins, too"
+    for words in (
+        ["serve", "--policy"],
+        ["check-config", "--shadow-policy"],
+        ["policy", "set"],
+        ["policy", "shadow"],
+        ["sim", "run", "r80", "--policy"],
+        ["sim", "compare", "r80", "--policies"],
+    ):
+        assert complete(script, tmp_path, *words, "session_") == ["session_affinity"], words
+    assert complete(script, tmp_path, "policy", "shadow", "no") == ["none"]
+    for command in ("run", "compare", "sweep"):
+        assert complete(script, tmp_path, "sim", command, "r8") == ["r80"]
+
+
+@pytest.mark.parametrize(
+    ("command", "usage", "told"),
+    [
+        ("sesions", "warmroute", "invalid choice: 'sesions': did you mean sessions?"),
+        ("serve --replcia http://a:1", "warmroute serve", "--replcia http://a:1: did you mean --replica?"),
+        ("check-config --plicy=x --wrokers 2", "warmroute check-config", "did you mean --policy and --workers?"),
+        ("drain a --homes finsh", "warmroute drain", "invalid choice: 'finsh': did you mean finish?"),
+        ("policy st x", "warmroute policy", "invalid choice: 'st': did you mean set?"),
+        ("sim comprae r80", "warmroute sim", "invalid choice: 'comprae': did you mean compare?"),
+        ("sim run r80 --polcy sticky", "warmroute sim run", "did you mean --policy?"),
+        ("serve --zzz", "warmroute serve", "unrecognized arguments: --zzz\n"),
+    ],
+)
+def test_what_is_misspelt_is_told_with_what_was_meant(command: str, usage: str, told: str) -> None:
+    done = warmroute(*command.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"usage: {usage} [-h]")
+    assert told in done.stderr
+
+
+def test_help_of_the_simulator_lists_the_scenarios() -> None:
+    for command in ("sim", "sim run", "sim compare", "sim sweep"):
+        text = warmroute(*command.split(), "--help").stdout
+        assert {"r80", "int4-nohost-fork"} <= set(text.replace(",", " ").split()), command
 
 
 def test_no_command_is_a_usage_error() -> None:
@@ -129,6 +167,27 @@ def test_check_config_prints_what_would_be_in_force(tmp_path: Path) -> None:
     assert tree["policy"] == {"name": "random", "parameters": {"seed": 0}}, "with the defaults"
     assert tree["log"]["level"] == "debug"
     assert "hush" not in done.stdout
+
+
+NO_REPLICAS = "there are neither replicas nor discovery: every request will be refused"
+
+
+def test_check_config_warns_of_a_fleet_of_none(tmp_path: Path) -> None:
+    done = warmroute("check-config")
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+    assert done.stderr.startswith(f"warmroute: warning: {NO_REPLICAS}")
+    assert yaml.safe_load(done.stdout)["replicas"] == []
+    found = warmroute("check-config", WARMROUTE_DISCOVERY__FILE=str(tmp_path / "replicas.yaml"))
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+async def test_a_router_of_no_replicas_warns_of_it(tmp_path: Path) -> None:
+    with Router([], tmp_path / "router.log", "--log-format", "json") as router:
+        await asyncio.to_thread(router.wait_ok, f"{router.admin_url}/livez", END_S)
+        router.signal(signal.SIGTERM)
+        assert await ended(router) == 0
+        (line,) = (line for line in router.log.read_text().splitlines() if NO_REPLICAS in line)
+        assert json.loads(line)["level"] == "warning"
 
 
 @pytest.mark.parametrize("command", ["serve", "check-config"])
@@ -262,7 +321,7 @@ async def test_it_routes_and_says_where_it_listens(start: Started) -> None:
     assert await ended(router) == 0
     log = router.log.read_text()
     assert f"warmroute listens on {router.url}, admin on {router.admin_url}" in log
-    assert f"policy session_affinity over 1 replicas: {replica.url}" in log
+    assert f"policy session_affinity over 1 replica: {replica.url}" in log
     assert "Traceback" not in log
     await replica.stop()
 
@@ -304,7 +363,7 @@ async def test_the_end_of_the_grace_cuts_streams_and_says_so(start: Started, str
             await client.chunk()
     assert await ended(router) == 1
     log = router.log.read_text()
-    assert "2 requests were cut off" in log
+    assert "cut off: 2 requests" in log
     assert log.count('"cause":"router","phase":"body"') == 2
     assert '"cause":"client"' not in log
     await eventually(lambda: all(peer.ended for peer in streaming.upstream.connections), "the engine is free")
@@ -319,7 +378,9 @@ async def test_a_second_signal_stops_at_once(start: Started, streaming: Gated) -
     with pytest.raises(Ended):
         await client.chunk()
     assert await ended(router) == 1
-    assert "1 requests were cut off" in router.log.read_text()
+    log = router.log.read_text()
+    assert "under way: 1 request, with up to 600 s to end" in log, "what looks like a hang is none"
+    assert "cut off: 1 request\n" in log or 'cut off: 1 request"' in log
 
 
 async def test_a_client_that_comes_while_it_stops_does_not_keep_it(start: Started, streaming: Gated) -> None:

@@ -88,7 +88,7 @@ def test_policies_are_shown_and_switched(router: Router) -> None:
     assert (shadow.returncode, shadow.stdout) == (0, "none -> random seed=3\n")
     beside = console("policy", *at)
     assert "in its shadow random" in beside.stdout
-    assert "0 of 0 choices were of the same replica" in beside.stdout
+    assert "the same replica in 0 of 0 choices" in beside.stdout
     assert console("policy", "shadow", "none", *at).stdout == "random seed=3 -> none\n"
     assert json.loads(console("policy", "--json", *at).stdout)["shadow"] is None
 

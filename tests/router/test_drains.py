@@ -134,7 +134,7 @@ async def test_the_command_waits_until_the_replica_is_empty(operated: Operated) 
     waiting = await asyncio.to_thread(subprocess.Popen, command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     with waiting:
         assert waiting.stdout is not None
-        assert await asyncio.to_thread(waiting.stdout.readline) == f"{at} drains: 1 requests in flight\n"
+        assert await asyncio.to_thread(waiting.stdout.readline) == f"{at} drains: 1 request in flight\n"
         assert waiting.poll() is None
         operated.let_go()
         assert await operated.ends_whole(streaming)

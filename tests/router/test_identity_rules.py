@@ -66,7 +66,7 @@ def test_the_default_can_be_written_as_configuration() -> None:
     ],
 )
 def test_a_bad_rule_is_refused_with_its_place_its_value_and_a_remedy(entry: Any, said: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"^identity\.rules\[1\]") as refused:
+    with pytest.raises(ValueError, match=r"^identity\.rules\.1") as refused:
         parse_rules([{"header": "fine"}, entry])
     for part in said:
         assert part in str(refused.value)
@@ -76,5 +76,13 @@ def test_a_bad_rule_is_refused_with_its_place_its_value_and_a_remedy(entry: Any,
     "rules", [[{"header": "a"}, {"header": "A", "agent": "b"}], [{"body": "a"}, {"body": "a", "scope": "user"}]]
 )
 def test_a_field_has_one_rule(rules: list[dict[str, object]]) -> None:
-    with pytest.raises(ValueError, match=r"identity\.rules\[1\].*already"):
+    with pytest.raises(ValueError, match=r"identity\.rules\.1: .*already"):
         parse_rules(rules)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    rules = [{"header": "a b", "agnet": "c"}, {"header": "fine"}, {"body": "messages", "scope": "agent"}, {}]
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 - what it says is what is looked at
+        parse_rules(rules)
+    places = [line.partition(": ")[0] for line in str(refused.value).splitlines()]
+    assert places == [f"identity.rules.{place}" for place in ("0.header", "0.agnet", "2.body", "2.scope", "3")]

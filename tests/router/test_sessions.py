@@ -54,7 +54,7 @@ async def test_what_cannot_be_listed_is_told(operated: Operated) -> None:
         ("limit=1001", 400, "limit must be"),
         ("limit=many", 400, "limit must be"),
         ("sort=size", 400, "sort must be one of recent, tokens, got 'size'"),
-        ("replica=nosuch", 404, "There is no replica 'nosuch'"),
+        ("replica=nosuch", 404, "There is no replica 'nosuch'; known are: a."),
     ):
         answer = await operated.admin.get(f"/sessions?{query}")
         assert (answer.status_code, told in answer.json()["error"]["message"]) == (status, True), answer.text

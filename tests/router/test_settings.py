@@ -235,7 +235,7 @@ def test_a_replica_may_have_a_name_and_a_weight(write: Write) -> None:
         ("zzz: 1", r"zzz: unknown key, set to 1: known keys are host, port, "),
         ("yes: 1", r"True: unknown key"),
         ("port: 70000", r"port: .*less than or equal to 65535, got 70000"),
-        ("port: many", r"port: .*integer.*got 'many'"),
+        ("port: many", r"port: .*whole number, got 'many'"),
         ("port: yes", r"port: true is neither a number nor a text"),
         ("timeouts: {idle_s: 0}", r"timeouts\.idle_s: .*greater than 0, got 0"),
         ("timeouts: {idle_s: .inf}", r"timeouts\.idle_s: .*finite number, got inf"),
@@ -255,14 +255,27 @@ def test_a_replica_may_have_a_name_and_a_weight(write: Write) -> None:
         ("policy: nosuch", r"policy: unknown policy 'nosuch'; known policies: session_affinity"),
         ("policy: {name: random, parameters: {sed: 1}}", r"policy random: unknown parameter 'sed'.*: seed"),
         ("policy: {name: random, parameters: {seed: x}}", r"policy random: parameter 'seed' must be int, got 'x'"),
-        ("identity: {rules: [{header: x-request-id}]}", r"identity\.rules\[0\]\.header: 'x-request-id' changes with"),
+        ("identity: {rules: [{header: x-request-id}]}", r"^identity\.rules\.0\.header: 'x-request-id' changes with"),
+        ("limits: {body_bytes: 64MiB}", r"body_bytes: expected a whole number of bytes, .*'64MiB': write 67108864$"),
+        ("limits: {body_bytes: 64 MB}", r"got '64 MB': write 64000000$"),
+        ("limits: {body_bytes: 1.5}", r"limits\.body_bytes: expected a whole number of bytes, without unit, got 1\.5$"),
+        (
+            "timeouts: {idle_s: 5m}",
+            r"timeouts\.idle_s: expected a number of seconds, without unit, got '5m': write 300$",
+        ),
+        ("timeouts: {idle_s: soon}", r"timeouts\.idle_s: expected a number of seconds, without unit, got 'soon'$"),
+        ("admission: {kv_gate: maybe}", r"^admission\.kv_gate: expected true or false, got 'maybe'$"),
+        ("port:", r"^port: expected a whole number, got nothing: write one, or leave the key out$"),
+        ("discovery: {dns: [{name: a, port: x}]}", r"^discovery\.dns\.0\.port: expected a whole number, got 'x'$"),
+        ("host: 5", r"^host: expected a text, got 5: write \"5\", in quotes$"),
+        ("cors: {origins: x}", r"^cors\.origins: expected a list, as in \[a, b\], got 'x'$"),
         ("limits: 4", r"limits: expected a mapping of keys, got 4"),
         ("policy: {name: random, parameters: [1]}", r"policy\.parameters: expected a mapping of keys, got \[1\]"),
         (
             "admin_paths: {allow: [flush_cahce]}",
             r"admin_paths\.allow: 'flush_cahce' is not refused anyway: name a path",
         ),
-        ("replicas: [{}]", r"replicas\.0\.url: Field required"),
+        ("replicas: [{}]", r"replicas\.0\.url: is missing: set it"),
         ("replicas: [1]", r"replicas\.0: .*got 1"),
         ("replicas: ['ftp://a']", r"replicas\.0: 'ftp://a' is not a replica's URL: write it as in http://10"),
         ("replicas: ['a:1']", r"replicas\.0: 'a:1' is not a replica's URL"),
@@ -289,6 +302,31 @@ def test_a_fault_in_the_file(text: str, told: str, write: Write) -> None:
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "replicas: ['http://user:hush@a:1']",
+        "replicas: ['user:hush@a:1']",
+        "replicas: ['http://user:hu sh@a:1']",
+        "replicas: ['http://user:hush@a:x']",
+        "replicas: ['http://user:p@hush/@a:1']",
+        "replicas: {url: 'http://user:hush@a:1'}",
+        "replicas: [{url: 'http://user:hush@a:1', wieght: 2}]",
+        "discovery: {file: [http://user:hush@a:1]}",
+    ],
+)
+def test_a_password_in_a_url_is_not_repeated(text: str, write: Write) -> None:
+    message = refusal(write(text))
+    assert "***@a" in message
+    assert "hush" not in message
+    assert "sh@" not in message
+
+
+def test_all_faulty_rules_are_told_by_plain_keys(write: Write) -> None:
+    lines = refusal(write("identity: {rules: [{header: a b}, {body: messages}]}")).splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["identity.rules.0.header", "identity.rules.1.body"]
+
+
 def test_all_faults_are_told_at_once(write: Write) -> None:
     lines = refusal(write("port: x\ntimeouts: {body_s: 0}\nnosuch: 1")).splitlines()
     assert sorted(line.split(":")[0] for line in lines) == ["nosuch", "port", "timeouts.body_s"]
@@ -312,7 +350,7 @@ def test_a_file_that_is_not_text(tmp_path: Path) -> None:
         ("WARMROUTE_ADMIN_PORT", "1", r"did you mean 'admin\.port' \(in the environment WARMROUTE_ADMIN__PORT\)\?"),
         ("WARMROUTE_ADMIN__PROT", "1", r"unknown key 'admin\.prot': did you mean 'admin\.port'\?"),
         ("WARMROUTE_LOG__LEVEL__X", "1", r"'level' has no keys below it"),
-        ("WARMROUTE_PORT", "x", r"port: .*integer.*got 'x'"),
+        ("WARMROUTE_PORT", "x", r"port: .*whole number, got 'x'"),
         ("WARMROUTE_ADMIN", "1", r"admin: .*got 1"),
         ("WARMROUTE_LIMITS", "{", r"WARMROUTE_LIMITS='\{': a list or a mapping is written as JSON"),
         ("WARMROUTE_ADMIN_PATHS__ALLOW", "*", r"WARMROUTE_ADMIN_PATHS__ALLOW='\*': a list or a mapping is written as"),

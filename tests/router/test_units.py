@@ -9,6 +9,11 @@ from hypothesis import strategies as st
 from router import units
 
 
+@pytest.mark.parametrize(("count", "told"), [(0, "0 requests"), (1, "1 request"), (2, "2 requests")])
+def test_what_is_counted_agrees_with_its_number(count: int, told: str) -> None:
+    assert units.counted(count, "request") == told
+
+
 @pytest.mark.parametrize(
     ("count", "told"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 from tests.control.test_metrics import total
@@ -94,3 +95,22 @@ async def test_the_admin_port_is_guarded_and_passes_on(manned: Manned) -> None:
     explained = await manned.admin.post("/explain", json={"messages": [{"role": "user", "content": "hi"}]})
     assert explained.json()["policy"] == "session_affinity"
     assert (await manned.admin.get("/sessions/%2Fnosuch%2F")).json()["error"]["code"] == "unknown_session"
+
+
+async def test_the_log_tells_of_workers_and_of_no_store_that_nobody_configured(manned: Manned) -> None:
+    await manned.start()
+    log = await manned.logged("warmroute listens on")
+    said = ["2 workers start", "sessions are shared with the other workers", "2 workers serve", "warmroute listens on"]
+    places = [log.find(text) for text in said]
+    assert -1 not in places, log
+    assert places == sorted(places), "that it listens is said when they serve"
+    assert "the store is there" not in log
+
+
+async def test_the_log_says_what_is_waited_for_at_the_end(manned: Manned) -> None:
+    await manned.start()
+    manned.hold()
+    await manned.open("s")
+    manned.router.signal(signal.SIGTERM)
+    await manned.logged("under way: 1 request, with up to")
+    manned.let_go()

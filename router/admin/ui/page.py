@@ -55,6 +55,7 @@ class Page:
             auto_reload=False,
         )
         self._templates.filters |= {
+            "counted": units.counted,
             "tokens": units.tokens,
             "seconds": units.seconds,
             "duration": units.duration,
