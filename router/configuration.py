@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from policies import registry
+from router.cutting import cut, written
 from router.expectations import expectation, remedy
 from router.settings import Settings
 from router.token import MIN_TOKEN_CHARS
@@ -47,8 +48,37 @@ def load(file: str | None = None, flags: Mapping[str, Any] | None = None) -> Set
         raise ConfigError(f"--config {file}: nested too deeply, or an alias that contains itself") from None
 
 
+MAX_ALIASED_CHARS = 1_000_000
+"""That aliases may add to a text, each written out: a few lines of aliases to aliases are billions."""
+
+MESSAGE_CHARS = 1_000
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key given twice is an error, not a silent choice of the last one."""
+    """YAML in which a key given twice is an error, not a silent choice of the last one, and aliases are bounded."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._chars = self._aliased = 0
+        self._sizes: dict[yaml.Node, int] = {}
+        """Of nodes that an alias may stand for, with all below them."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        before = self._chars
+        node: Any = super().compose_node(parent, index)
+        if isinstance(event, yaml.AliasEvent):
+            size = self._sizes.get(node, 0)  # none yet of what contains itself: that ends by its depth
+            self._chars += size
+            self._aliased += size
+        else:
+            self._chars += 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
+            if event.anchor is not None:
+                self._sizes[node] = self._chars - before
+        if self._aliased > MAX_ALIASED_CHARS:
+            fault = f"its aliases stand for more than {MAX_ALIASED_CHARS} characters: write out what is meant"
+            raise yaml.composer.ComposerError(None, None, fault, node.start_mark)
+        return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -68,7 +98,7 @@ def parsed(text: str) -> Any:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         # The last four are PyYAML's own way of failing on a value that its tag forbids.
-        raise ValueError(f"not good YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"not good YAML: {cut(' '.join(str(error).split()), MESSAGE_CHARS)}") from None
 
 
 def read_file(file: str) -> dict[str, Any]:
@@ -223,8 +253,8 @@ def _shown(path: list[str], value: object) -> str:
     """A value for a message; in sections with secrets one may stand under a misspelt key, too."""
     public = _PUBLIC.get(path[0])
     if public is None or set(path[1:2]) & set(public):
-        return _CREDENTIALS.sub("//***@", repr(value))
-    return repr(value) if path[0] == "admin" and len(str(value)) < MIN_TOKEN_CHARS else "***"
+        return written(value, lambda text: _CREDENTIALS.sub("//***@", text))
+    return written(value) if path[0] == "admin" and len(str(value)) < MIN_TOKEN_CHARS else "***"
 
 
 def explained(error: ValidationError, *under: str) -> Iterator[str]:
@@ -234,7 +264,7 @@ def explained(error: ValidationError, *under: str) -> Iterator[str]:
 
 
 def _explain(fault: Any, under: tuple[str, ...]) -> str:
-    path = [*under, *(str(part) for part in fault["loc"])]
+    path = [*under, *(cut(str(part)) for part in fault["loc"])]
     if path[-1:] in (["int"], ["str"]):  # of what may be either
         del path[-1]
     where = ".".join(path)
@@ -249,7 +279,8 @@ def _explain(fault: Any, under: tuple[str, ...]) -> str:
     if kind == "value_error":
         # Of a whole section: what it says may name its keys already.
         return "\n".join(
-            line if not where or line.startswith(f"{where}.") else f"{where}: {line}" for line in message.splitlines()
+            cut(line if not where or line.startswith(f"{where}.") else f"{where}: {line}", MESSAGE_CHARS)
+            for line in message.splitlines()
         )
     if kind == "missing":
         return f"{where}: {message}"

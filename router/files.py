@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -64,6 +65,24 @@ def text_of(file: str) -> str:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         raise ValueError(f"{file!r}: {getattr(error, 'strerror', None) or error}: give a readable text file") from None
+
+
+def bytes_of(file: str, most_bytes: int) -> bytes:
+    """What is in a regular file of bounded size. Raises ValueError naming the file, what is wrong and the remedy.
+
+    A pipe or a device is not waited for.
+    """
+    try:
+        with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise ValueError(f"{file!r}: a pipe or a device: give a readable text file")
+            data = stream.read(most_bytes + 1)
+            size = max(len(data), os.fstat(stream.fileno()).st_size)
+    except OSError as error:
+        raise ValueError(f"{file!r}: {error.strerror or error}: give a readable text file") from None
+    if len(data) > most_bytes:
+        raise ValueError(f"{file!r} has {size} bytes, and {most_bytes} are the most that are read: give a shorter one")
+    return data
 
 
 def _signature(files: Sequence[str]) -> _Signature:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from router import stderr
+from router.aside import aside
 from router.changes import Change, changes, kept
 from router.configuration import ConfigError
 from router.identity import DEFAULT_RULES, IdentityRules, parse_rules
@@ -204,7 +205,7 @@ class Reload:
             raise NoSource
         async with self._lock:
             try:
-                wanted = await asyncio.to_thread(self.source.read)  # YAML of a large fleet takes its time
+                wanted = await aside(self.source.read)  # YAML of a large fleet takes its time
                 return self._apply(wanted, who)
             except (ConfigError, ValueError) as error:
                 self._router.metrics.reloaded(False)

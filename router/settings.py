@@ -32,6 +32,7 @@ from policies import registry
 from policies.admission import AdmissionConfig
 from policies.admission.config import LEAST_HOLD_S, MOST_WAIT_S
 from router import keys, token
+from router.cutting import cut
 from router.files import text_of
 from router.hosts import in_url, without_credentials
 from router.identity import CREDENTIALS, parse_rules
@@ -60,6 +61,9 @@ _URL = re.compile(rf"\s*[Hh][Tt][Tt][Pp][Ss]?://{_AUTHORITY.pattern}(/[!\"$->@-~
 """What `normal_url` takes, and a little more."""
 
 _HTTP = re.compile(r"https?://[!-~]+")
+
+MAX_URL_CHARS = 2_000
+"""Of a replica. It goes into headers, metric labels and log lines."""
 
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110, section 5.6.2."""
@@ -225,7 +229,7 @@ class ReplicaSettings(_Part):
     @classmethod
     def _printable(cls, value: str) -> str:
         if not _ID.fullmatch(value):
-            raise ValueError(f"{value!r}: use up to 256 letters, digits and signs of ASCII, without spaces")
+            raise ValueError(f"{cut(repr(value))}: use up to 256 letters, digits and signs of ASCII, without spaces")
         return value
 
     @property
@@ -901,7 +905,9 @@ def normal_url(url: str) -> str:
     Raises ValueError naming what is wrong.
     """
     example = "write it as in http://10.0.0.1:30000"
-    shown = repr(without_credentials(url := url.strip()))
+    shown = cut(repr(without_credentials(url := url.strip())))
+    if len(url) > MAX_URL_CHARS:
+        raise ValueError(f"{shown}: a URL is of up to {MAX_URL_CHARS} characters: {example}")
     if not re.fullmatch(r"[!-~]+", url):
         raise ValueError(f"{shown}: only ASCII without spaces can be used: {example}, an international name as xn--...")
     try:
