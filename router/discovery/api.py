@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -68,7 +69,8 @@ class Api:
         try:
             async with self._client.stream("GET", self._path, params=params, headers=headers) as response:
                 if response.status_code not in (200, 410):
-                    raise Trouble(self._fault(response.status_code, await _start(response)))
+                    told = self._fault(response.status_code, await _start(response))
+                    raise Trouble(told, again_s=_seconds(response.headers.get("retry-after", "")))
                 yield response
         except httpx.HTTPError as error:
             why = str(error) or type(error).__name__
@@ -102,6 +104,11 @@ def _own_url() -> str:
     if not host or not port:
         raise Trouble("KUBERNETES_SERVICE_HOST and _PORT are not set: outside of a pod set url, token_file and ca_file")
     return f"https://{in_url(host)}:{port}"
+
+
+def _seconds(retry_after: str) -> float:
+    """What the header asks for; none where it is a date, which API servers do not send."""
+    return float(retry_after) if re.fullmatch(r"[0-9]{1,9}", retry_after) else 0.0
 
 
 def _token(file: str) -> str:

@@ -25,6 +25,10 @@ from router.settings import KubernetesSettings
 PAGE_SLICES = 50
 """In one answer. A slice holds up to 1,000 endpoints, 100 by default, of a few hundred bytes each."""
 MAX_SLICES = 10_000
+MAX_PAGES = 4 * MAX_SLICES // PAGE_SLICES
+"""Of one list: they need not be full."""
+MAX_EXPIRED = 3
+"""Watches one after the other of which each was told at once that its version is forgotten."""
 MAX_PAGE_BYTES = 64 << 20
 MAX_LINE_BYTES = 4 << 20
 """Of a watch, in which an object is one line: etcd takes none above 1.5 MiB by default."""
@@ -46,9 +50,11 @@ class Times:
     relist_s: float = 900.0
     """Between two lists, give or take a tenth: what a watch may have missed is found then."""
     settle_s: float = 0.1
-    """After news: what comes meanwhile is taken together."""
+    """After lines of a watch: what comes meanwhile is taken together, however much is sent."""
     least_s: float = 1.0
     """A watch that ended sooner is not begun anew at once."""
+    held_s: float = 5.0
+    """After a fault watches must go well for so long until that is over: lists may work where they do not."""
 
 
 class _Expired(Exception):
@@ -70,6 +76,9 @@ class KubernetesSource:
         self._slices: dict[str, Slice] = {}
         self._version = ""
         self._relist_at = 0.0
+        self._expired = 0
+        self._recovery: asyncio.TimerHandle | None = None
+        """Set while a watch goes well, after a fault."""
 
     async def follow(self, feed: Feed) -> None:
         api = Api(self._settings, self._times.connect_s)
@@ -80,6 +89,9 @@ class KubernetesSource:
                 await self._watch_on(api, feed)
                 await self._list(api)
         finally:
+            if self._recovery is not None:
+                self._recovery.cancel()
+                self._recovery = None
             await api.close()
 
     def _tell(self, feed: Feed) -> None:
@@ -88,7 +100,7 @@ class KubernetesSource:
             found = targets(self._slices.values(), given.port, given.scheme, self._id_of)
         except ValueError as error:
             raise Trouble(str(error)) from None
-        feed.tell([rank for each in found for rank in in_ranks(each, given.ranks)])
+        feed.tell([rank for each in found for rank in in_ranks(each, given.ranks)], ends_outage=False)
 
     # The list
 
@@ -108,7 +120,7 @@ class KubernetesSource:
     async def _pages(self, api: Api) -> tuple[dict[str, Slice], str]:
         slices: dict[str, Slice] = {}
         query = {"limit": str(PAGE_SLICES)}
-        while True:
+        for _ in range(MAX_PAGES):
             page = _decoded(await self._page(api, query), Page)
             slices |= {each.metadata.name: each for each in page.items or ()}
             if len(slices) > MAX_SLICES:
@@ -116,6 +128,8 @@ class KubernetesSource:
             if not page.metadata.next:
                 break
             query["continue"] = page.metadata.next
+        else:
+            raise Trouble(f"the API server's list does not end within {MAX_PAGES} pages of {PAGE_SLICES} slices")
         if not page.metadata.resource_version:
             raise Trouble("the API server's list has no resourceVersion: it is none of Kubernetes")
         return slices, page.metadata.resource_version
@@ -139,12 +153,16 @@ class KubernetesSource:
     async def _watch_on(self, api: Api, feed: Feed) -> None:
         """One watch after the other, each from where the one before ended, until it is time to list."""
         while (left_s := self._relist_at - time.monotonic()) > 0:
-            began = time.monotonic()
+            began, expired = time.monotonic(), False
             try:
                 await self._watch(api, feed, max(1.0, min(left_s, self._times.watch_s)))
             except _Expired:
-                self._relist_at = 0.0
-            if time.monotonic() - began < self._times.least_s:
+                self._relist_at, expired = 0.0, True
+            lasted_s = time.monotonic() - began
+            self._expired = self._expired + 1 if expired and lasted_s < self._times.held_s else 0
+            if self._expired > MAX_EXPIRED:
+                raise Trouble("the API server has forgotten what it listed as soon as that is watched")
+            if lasted_s < self._times.least_s:
                 await asyncio.sleep(self._times.least_s * (0.5 + 0.5 * random.random()))
 
     async def _watch(self, api: Api, feed: Feed, for_s: float) -> None:
@@ -157,6 +175,8 @@ class KubernetesSource:
                     raise _Expired
                 limit.reschedule(asyncio.get_running_loop().time() + for_s + self._times.slack_s)
                 feed.alive()
+                if not feed.up and self._recovery is None:
+                    self._recovery = asyncio.get_running_loop().call_later(self._times.held_s, feed.well)
                 await self._read(response, feed)
         except TimeoutError:
             raise Trouble("the API server leaves a watch without an answer, and without an end") from None
@@ -165,18 +185,20 @@ class KubernetesSource:
         rest = bytearray()
         try:
             async for part in response.aiter_bytes():
-                rest += part
-                whole, newline, after = rest.rpartition(b"\n")
-                if len(after) > MAX_LINE_BYTES:
+                start, newline, end = part.rpartition(b"\n")
+                if newline:
+                    whole, rest = rest + start, bytearray(end)
+                else:
+                    rest += end
+                if len(rest) > MAX_LINE_BYTES:
                     raise Trouble(f"a line of a watch is larger than {MAX_LINE_BYTES} bytes")
                 if not newline:
                     continue
-                rest = after
                 news = [self._take(line) for line in whole.split(b"\n") if line]
                 feed.alive()
                 if any(news):
                     self._tell(feed)
-                    await asyncio.sleep(self._times.settle_s)
+                await asyncio.sleep(self._times.settle_s)
         except httpx.TransportError:
             return  # broken off, perhaps in the middle of a line: the next watch tells from the last whole one on
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +29,7 @@ from tests.fakes.logged import logged
 from tests.fakes.process import free_port
 from tests.fakes.wire import LIMIT_S, eventually
 
-QUICK = Times(least_s=0.05, settle_s=0.0)
+QUICK = Times(least_s=0.05, settle_s=0.0, held_s=0.05)
 """As it is, but that nothing waits for decency's sake."""
 
 
@@ -43,6 +46,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever failed is asked again soon."""
     monkeypatch.setattr(KubernetesSource, "longest_pause_s", 0.2)
     monkeypatch.setattr(discovery_feed, "FIRST_PAUSE_S", 0.05)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """By which feeds tell how long a set has been empty: it stands still."""
+    now = [1000.0]
+    monkeypatch.setattr(discovery_feed, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    return now
 
 
 @pytest.fixture
@@ -490,3 +501,124 @@ async def test_a_page_larger_than_any_is_not_held(
         api.forget()
         await api.start()
         await seen.trouble("is larger than 2000 bytes")
+
+
+WATCHES = {
+    "forbidden": Scripted("watch", 403, b'{"message": "no watch for you"}'),
+    "too many": Scripted("watch", 429, b'{"message": "slower"}', headers=("retry-after: 0",)),
+    "a fault in a line": Scripted(
+        "watch", 200, b'{"type": "ERROR", "object": {"code": 500, "message": "no leader"}}\n'
+    ),
+    "garbage": Scripted("watch", 200, b"xx{\n"),
+    "an endless line": Scripted("watch", 200, b"x" * 3_000, "hang"),
+}
+
+
+@pytest.mark.parametrize("name", WATCHES)
+async def test_a_list_ends_no_outage_of_which_the_watch_is_a_part(
+    api: KubernetesApi, token: Path, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is one outage, told once, and less and less is asked; what the lists tell is in force."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(kubernetes, "MAX_LINE_BYTES", 2_000)
+    api.put(endpoint_slice("s-1", [pod("a", "10.0.0.1")]))
+    async with following(api, token) as seen:
+        await seen.ids("a")
+        await eventually(lambda: api.watches)
+        api.scripted.append(replace(WATCHES[name], once=False))
+        api.cut()
+        longest_s = KubernetesSource.longest_pause_s
+        await seen.until(lambda: seen.feed._pause_s == longest_s, "the pause has grown")
+        before = seen.feed.faults
+        await seen.until(lambda: seen.feed.faults >= before + 3, "it goes on")
+        assert seen.feed._pause_s == longest_s
+        assert not seen.feed.up
+        api.put(endpoint_slice("s-1", [pod("b", "10.0.0.2")]))
+        await seen.until(lambda: set(seen.last) == {"b"}, "the list's pods are used")
+        assert len(logged(caplog, "warmroute.discovery")) == 1
+        api.scripted.clear()
+        await seen.until(lambda: seen.feed.up, "a watch has held")
+        assert seen.feed._pause_s == discovery_feed.FIRST_PAUSE_S
+        assert "answers again" in logged(caplog, "warmroute.discovery")[-1].message
+
+
+@pytest.mark.parametrize("kind", ["list", "watch"])
+async def test_a_pause_that_the_api_server_asks_for_is_kept(api: KubernetesApi, token: Path, kind: Any) -> None:
+    api.put(endpoint_slice("s-1", [pod("a", "10.0.0.1")]))
+    api.scripted.append(Scripted(kind, 429, b"{}", headers=("retry-after: 1",)))
+    began = time.monotonic()
+    async with following(api, token) as seen:
+        await seen.until(lambda: seen.feed.faults == 1, "it is asked for")
+        asked = len(api.asked)
+        await eventually(lambda: len(api.asked) > asked)
+        assert time.monotonic() - began >= 1.0
+        await seen.ids("a")
+
+
+async def test_but_not_for_ever(api: KubernetesApi, token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery_feed, "MAX_ASKED_PAUSE_S", 0.1)
+    api.put(endpoint_slice("s-1", [pod("a", "10.0.0.1")]))
+    api.scripted.append(Scripted("list", 429, b"{}", headers=("retry-after: 86400",)))
+    async with following(api, token) as seen:
+        await seen.ids("a")
+
+
+async def test_an_api_server_that_forgets_every_version_at_once_is_in_trouble(api: KubernetesApi, token: Path) -> None:
+    api.put(endpoint_slice("s-1", [pod("a", "10.0.0.1")]))
+    api.scripted.append(Scripted("watch", 410, b"{}", once=False))
+    async with following(api, token, replace(QUICK, held_s=LIMIT_S)) as seen:
+        await seen.trouble("has forgotten what it listed as soon as that is watched")
+        assert set(seen.last) == {"a"}
+
+
+async def test_a_list_without_an_end_is_given_up(
+    api: KubernetesApi, token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "MAX_PAGES", 5)
+    api.put(endpoint_slice("s-1", [pod("a", "10.0.0.1")]))
+    page = {"metadata": {"resourceVersion": "7", "continue": "on"}, "items": [endpoint_slice("s-1", [])]}
+    async with following(api, token, replace(QUICK, relist_s=0.3)) as seen:
+        await seen.ids("a")
+        api.scripted.append(Scripted("list", 200, json.dumps(page).encode(), once=False))
+        await seen.trouble("the API server's list does not end within 5 pages")
+        assert set(seen.last) == {"a"}
+
+
+async def test_a_flood_of_bookmarks_is_read_in_pieces(api: KubernetesApi, token: Path) -> None:
+    """The API server has to wait, and not the router's streams."""
+    api.put(endpoint_slice("s-1", [pod("a", "10.0.0.1")]))
+    async with following(api, token, replace(QUICK, settle_s=LIMIT_S)) as seen:
+        await seen.ids("a")
+        await eventually(lambda: api.watches)
+        line = b'{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "101"}}}\n'
+        (watch,) = api.watches
+        for _ in range(24):
+            api.say(line * ((1 << 20) // len(line)))
+        # Client and server have the same loop: without a pause it would have read all of it by then.
+        for _ in range(3_000):
+            await asyncio.sleep(0)
+        assert watch.writer.transport.get_write_buffer_size() > 0
+        assert seen.feed.up
+
+
+async def test_an_empty_list_before_an_outage_and_one_after_it_are_not_told_again_and_again(
+    api: KubernetesApi, token: Path, clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    api.put(endpoint_slice("s-1", [pod("a", "10.0.0.1")]))
+    async with following(api, token) as seen:
+        await seen.ids("a")
+        await eventually(lambda: api.watches)
+        api.put(endpoint_slice("s-1", []))
+        await seen.trouble("it tells no replica")
+        api.groups = False
+        await seen.trouble("404")
+        clock[0] += 60
+        api.groups = True
+        await seen.trouble("it tells no replica")
+        before = seen.feed.faults
+        await seen.until(lambda: seen.feed.faults >= before + 2, "it is told again")
+        assert set(seen.last) == {"a"}
+        clock[0] += KubernetesSource.empty_after_s
+        await seen.ids()
+    (line,) = [each for each in logged(caplog, "warmroute.discovery") if "is believed: 1 leave" in each.message]
+    assert line.levelno == logging.WARNING

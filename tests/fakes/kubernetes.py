@@ -65,13 +65,15 @@ class Asked:
 
 @dataclass(slots=True)
 class Scripted:
-    """What is answered instead, once."""
+    """What is answered instead, once, or for good."""
 
     kind: Literal["list", "watch"]
     status: int = 200
     body: bytes = b""
     then: Literal["end", "cut", "hang"] = "end"
     """The end of the answer, of the connection, or neither."""
+    headers: tuple[str, ...] = ()
+    once: bool = True
 
 
 @dataclass(eq=False, slots=True)
@@ -222,7 +224,8 @@ class KubernetesApi:
         self.asked.append(Asked(kind, namespace, query, token))
         for scripted in self.scripted:
             if scripted.kind == kind:
-                self.scripted.remove(scripted)
+                if scripted.once:
+                    self.scripted.remove(scripted)
                 return await self._scripted(writer, scripted)
         if token not in self.tokens:
             return await _tell(writer, 401, _status(401, "Unauthorized"))
@@ -236,8 +239,8 @@ class KubernetesApi:
 
     async def _scripted(self, writer: asyncio.StreamWriter, scripted: Scripted) -> bool:
         if scripted.then == "end":
-            return await _tell(writer, scripted.status, scripted.body)
-        writer.write(_head(scripted.status, "transfer-encoding: chunked"))
+            return await _tell(writer, scripted.status, scripted.body, *scripted.headers)
+        writer.write(_head(scripted.status, *scripted.headers, "transfer-encoding: chunked"))
         if scripted.body:
             writer.write(b"%x\r\n%b\r\n" % (len(scripted.body), scripted.body))
         await writer.drain()
@@ -320,7 +323,7 @@ def _head(status: int, *headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-async def _tell(writer: asyncio.StreamWriter, status: int, body: bytes) -> bool:
-    writer.write(_head(status, f"content-length: {len(body)}") + body)
+async def _tell(writer: asyncio.StreamWriter, status: int, body: bytes, *headers: str) -> bool:
+    writer.write(_head(status, f"content-length: {len(body)}", *headers) + body)
     await writer.drain()
     return True
