@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Sequence
 from ipaddress import ip_address
 
 import dns.asyncresolver
@@ -12,7 +14,8 @@ import dns.rdatatype
 import dns.resolver
 from dns.rdtypes.IN.SRV import SRV
 
-from router.discovery.feed import Feed, Trouble
+from router.cutting import cut
+from router.discovery.feed import Feed, Trouble, check_size
 from router.discovery.slices import url_of
 from router.discovery.targets import Target, in_ranks
 from router.hosts import in_url
@@ -21,8 +24,16 @@ from router.settings import DnsSettings
 ANSWER_S = 5.0
 """For an answer, all servers and tries together."""
 
+ALL_S = 60.0
+"""For the addresses of all that SRV records name."""
+
+AT_ONCE = 16
+"""Questions under way, each with a socket of its own."""
+
 LEAST_S, MOST_S = 5.0, 60.0
 """Between two questions, whatever the answer's time to live is."""
+
+log = logging.getLogger("warmroute.discovery")
 
 
 class DnsSource:
@@ -37,6 +48,8 @@ class DnsSource:
         self.made_of = settings
         self._settings = settings
         self._least_s = least_s
+        self._left_out: set[str] = set()
+        """Addresses that are no replicas, told once."""
 
     async def follow(self, feed: Feed) -> None:
         while True:
@@ -55,6 +68,7 @@ class DnsSource:
         """A replica for each address."""
         given = self._settings
         addresses, ttl_s = await _addresses(resolver, given.name)
+        addresses = self._usable(addresses)
         return [_target(given.scheme, each, port, f"{in_url(each)}:{port}") for each in addresses], ttl_s
 
     async def _services(self, resolver: dns.asyncresolver.Resolver) -> tuple[list[Target], float]:
@@ -68,13 +82,54 @@ class DnsSource:
         answer = await _ask(resolver, given.srv_name, "SRV")
         records = [each for each in answer.rrset or () if isinstance(each, SRV) and each.target != dns.name.root]
         places = {(each.target.to_text(omit_final_dot=True).lower(), each.port): each for each in records}
-        found = await asyncio.gather(*(_addresses(resolver, each.target.to_text()) for each in places.values()))
-        targets = []
-        for (name, port), (addresses, _) in sorted(zip(places, found, strict=True)):
+        try:
+            check_size(places)
+        except ValueError as error:
+            raise Trouble(str(error)) from None
+        hosts = {name: each.target.to_text() for (name, _), each in places.items()}
+        found = await _all_addresses(resolver, hosts)
+        for name, (addresses, _) in sorted(found.items()):
             if not addresses:
                 raise Trouble(f"{name}, which {given.srv_name} names, has no address")
-            targets.append(_target(given.scheme, addresses[0], port, f"{name}:{port}"))
-        return targets, min([_ttl(answer), *(ttl_s for _, ttl_s in found)])
+        usable = set(self._usable([address for addresses, _ in found.values() for address in addresses]))
+        targets = []
+        for name, port in sorted(places):
+            address = next((each for each in found[name][0] if each in usable), None)
+            if address is not None:
+                targets.append(_target(given.scheme, address, port, f"{name}:{port}"))
+        return targets, min([_ttl(answer), *(ttl_s for _, ttl_s in found.values())])
+
+    def _usable(self, addresses: Sequence[str]) -> list[str]:
+        """Without those that nobody has, told once: a filter's answer for what it forbids, or a mistake in a zone."""
+        usable = [each for each in addresses if _is_hosts(each)]
+        left_out = {each for each in addresses if not _is_hosts(each)}
+        if new := sorted(left_out - self._left_out):
+            log.warning("%s tells what is no host's address, and is left out: %s", self.name, cut(", ".join(new)))
+        self._left_out = left_out
+        return usable
+
+
+def _is_hosts(address: str) -> bool:
+    ip = ip_address(address)
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return not (ip.is_unspecified or ip.is_multicast or str(ip) == "255.255.255.255")
+
+
+async def _all_addresses(
+    resolver: dns.asyncresolver.Resolver, hosts: dict[str, str]
+) -> dict[str, tuple[list[str], float]]:
+    """Of each host under its name here, with the seconds for which that counts. Raises Trouble."""
+    found: dict[str, tuple[list[str], float]] = {}
+    left = list(hosts.items())
+    try:
+        async with asyncio.timeout(ALL_S):
+            while left:
+                some, left = left[:AT_ONCE], left[AT_ONCE:]
+                told = await asyncio.gather(*(_addresses(resolver, host) for _, host in some))
+                found |= {name: each for (name, _), each in zip(some, told, strict=True)}
+    except TimeoutError:
+        raise Trouble(f"DNS has not told the addresses of {len(hosts)} hosts within {ALL_S:g} s") from None
+    return found
 
 
 async def _addresses(resolver: dns.asyncresolver.Resolver, name: str) -> tuple[list[str], float]:

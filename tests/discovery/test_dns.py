@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +14,11 @@ import pytest
 from router.discovery import dns as discovery_dns
 from router.discovery import feed as discovery_feed
 from router.discovery.dns import DnsSource
+from router.hosts import in_url
 from router.settings import DnsSettings
 from tests.discovery.followed import Followed, followed
 from tests.discovery.nameserver import Nameserver
+from tests.fakes.logged import logged
 from tests.fakes.wire import LIMIT_S, eventually
 
 NAME = "sglang.default.svc.cluster.local"
@@ -187,3 +192,83 @@ async def test_the_systems_resolver_is_asked_where_no_server_is_named(monkeypatc
     monkeypatch.setattr(discovery_dns.dns.asyncresolver.Resolver, "read_resolv_conf", without)
     async with followed(DnsSource(DnsSettings(name=NAME, port=80))) as seen:
         await seen.trouble("the system's resolver is not set up", "set server")
+
+
+async def test_emptiness_that_a_fault_interrupts_begins_anew(
+    server: Nameserver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(discovery_feed, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    monkeypatch.setattr(DnsSource, "empty_after_s", 30.0)
+    server.give(NAME, "A", "10.0.0.1")
+    async with following(server, port=80) as seen:
+        await seen.ids("10.0.0.1:80")
+        server.give(NAME, "A")
+        await seen.trouble("it tells no replica")
+        server.fault = "fail"
+        await seen.trouble("SERVFAIL")
+        now[0] += 60
+        server.fault = ""
+        await seen.trouble("it tells no replica")
+        before = seen.feed.faults
+        await eventually(lambda: seen.feed.faults >= before + 2)
+        assert set(seen.last) == {"10.0.0.1:80"}
+        now[0] += 30
+        await seen.ids()
+    (line,) = [each for each in logged(caplog, "warmroute.discovery") if "is believed: 1 leave" in each.message]
+    assert line.levelno == logging.WARNING
+
+
+class WithoutHosts(Nameserver):
+    """Says which hosts there are, and is silent about where."""
+
+    def answer(self, data: bytes, most_bytes: int) -> bytes | None:
+        answer = super().answer(data, most_bytes)
+        return None if self.asked[-1][1] == "A" else answer
+
+
+async def test_few_hosts_are_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery_dns, "ANSWER_S", 0.5)
+    server = WithoutHosts()
+    await server.start()
+    server.give(SRV, "SRV", *(f"0 0 80 t{number}.example." for number in range(200)))
+    async with following(server) as seen:
+        await seen.trouble("no DNS server has answered")
+        assert seen.feed.faults == 1
+        assert 1 <= len({name for name, kind in server.asked if kind == "A"}) <= discovery_dns.AT_ONCE
+    await server.stop()
+
+
+async def test_addresses_of_too_many_are_not_asked_for(server: Nameserver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery_feed, "MAX_TARGETS", 3)
+    server.give(SRV, "SRV", *(f"0 0 80 t{number}.example." for number in range(4)))
+    async with following(server) as seen:
+        await seen.trouble("it tells 4 replicas, and 3 are the most that are taken")
+        assert {kind for _, kind in server.asked} == {"SRV"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "none", "one"),
+    [("A", ["0.0.0.0", "224.0.0.1", "255.255.255.255"], "10.0.0.1"), ("AAAA", ["::", "ff02::1"], "fd00::1")],
+)
+async def test_addresses_that_no_host_has_are_left_out_and_told_once(
+    server: Nameserver, kind: str, none: list[str], one: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = in_url(one)
+    server.give(NAME, kind, *none, one)
+    async with following(server, port=80) as seen:
+        await seen.ids(f"{there}:80")
+        await eventually(lambda: len(seen.sets) >= 3)
+        server.give(NAME, kind, *none)
+        await seen.trouble("it tells no replica")
+    (line,) = [each.message for each in logged(caplog, "warmroute.discovery") if "left out" in each.message]
+    assert all(each in line for each in none)
+
+
+async def test_a_host_at_an_address_that_no_host_has_is_left_out(server: Nameserver) -> None:
+    server.give(SRV, "SRV", "0 0 80 a.example.", "0 0 80 b.example.")
+    server.give("a.example", "A", "0.0.0.0")
+    server.give("b.example", "A", "0.0.0.0", "10.0.0.2")
+    async with following(server) as seen:
+        found = await seen.ids("b.example:80")
+        assert found["b.example:80"].url == "http://10.0.0.2"
