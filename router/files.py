@@ -74,13 +74,14 @@ def bytes_of(file: str, most_bytes: int) -> bytes:
     """
     try:
         with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as stream:
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            found = os.fstat(stream.fileno())
+            if not stat.S_ISREG(found.st_mode):
                 raise ValueError(f"{file!r}: a pipe or a device: give a readable text file")
-            data = stream.read(most_bytes + 1)
-            size = max(len(data), os.fstat(stream.fileno()).st_size)
+            data = stream.read(most_bytes + 1) if found.st_size <= most_bytes else b""
+            size = max(found.st_size, len(data))  # it may have grown
     except OSError as error:
         raise ValueError(f"{file!r}: {error.strerror or error}: give a readable text file") from None
-    if len(data) > most_bytes:
+    if size > most_bytes:
         raise ValueError(f"{file!r} has {size} bytes, and {most_bytes} are the most that are read: give a shorter one")
     return data
 

@@ -24,6 +24,9 @@ log = logging.getLogger("warmroute.fleet")
 SETTINGS = "settings"
 """The source of replicas that the configuration lists itself. It is heard first."""
 
+TOLD_LEFT_OUT = 8
+"""Targets named in the log that are left out at one time: by DNS thousands of names may lead to one address."""
+
 
 class Fleet:
     """The replicas of one process."""
@@ -75,9 +78,11 @@ class Fleet:
         does not even serve.
         """
         wanted, left_out = union(self._told)
-        for sentence in left_out:
-            if sentence not in self._left_out:
-                log.warning("%s", sentence)
+        new = [sentence for sentence in left_out if sentence not in self._left_out]
+        for sentence in new[:TOLD_LEFT_OUT]:
+            log.warning("%s", sentence)
+        if (more := len(new) - TOLD_LEFT_OUT) > 0:
+            log.warning("%d more are left out likewise", more)
         self._left_out = set(left_out)
         for name, given in list(self.given.items()):
             if name not in wanted or not wanted[name].target.same_as(given.target):

@@ -24,6 +24,7 @@ from router.drains import Homes
 from router.source import Source
 from tests.control.test_metrics import parse, total
 from tests.fakes.kubernetes import KubernetesApi, endpoint_slice, pod
+from tests.fakes.logged import logged
 from tests.fakes.wire import eventually
 
 UNTOUCHED = {"health": {"fail_after": 100_000}, "log": {"level": "info"}}
@@ -303,6 +304,17 @@ async def test_it_starts_without_any_replica_and_says_what_is_missing(api: Kuber
         await api.start()
         await seen.ids("p")
         await eventually(lambda: seen.router.not_ready() is None)
+
+
+async def test_few_are_named_of_many_that_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    urls = [f"http://127.0.0.{number}:1" for number in range(1, 21)]
+    listed = tmp_path / "r.yaml"
+    listed.write_text(yaml.safe_dump([{"id": f"r{at}", "url": url} for at, url in enumerate(urls)]))
+    async with found(tmp_path, replicas=urls, discovery={"file": str(listed)}) as seen:
+        await seen.ids(*urls)
+        await eventually(lambda: seen.router.discovery.feeds[0].heard)
+        await eventually(lambda: "12 more are left out likewise" in caplog.text)
+    assert len([each for each in logged(caplog, "warmroute.fleet") if "it is one replica" in each.message]) == 8
 
 
 # Reloading
