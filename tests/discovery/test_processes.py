@@ -100,7 +100,7 @@ async def test_without_an_api_server_the_fleet_stays_as_it_was(cluster: Cluster)
     await load.end()
     assert not load.broken
     assert all(" b to " in f" {moved.split(': ')[1]}" for moved in load.moved), load.moved
-    assert (await cluster.seen())["up"]
+    await until(cluster.seen, lambda seen: bool(seen["up"]), LIMIT_S, "a watch has held")
     log = cluster.router.log.read_text()
     assert "the 2 replicas that it told last stay" in log
     assert log.count("cannot be heard: All connection attempts failed") == 1, "once, however often it is asked"
