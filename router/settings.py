@@ -48,6 +48,8 @@ Interval = Annotated[float, Field(ge=0.1, le=86_400, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(gt=0)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""A share of new sessions, beside those of other replicas: 0 gets none, and keeps those that are there."""
 Ranks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
 """An engine's data-parallel size, SGLang's `--dp-size`: above 1 each rank is a replica of its own."""
 Sampled = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -211,7 +213,7 @@ class ReplicaSettings(_Part):
 
     url: Annotated[str, _as(_URL)]
     id: Annotated[str, _as(_ID, empty=True)] = ""
-    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    weight: Weight = 1.0
     """Of each rank, where there are several."""
     ranks: Ranks = 1
 
@@ -656,6 +658,8 @@ class KubernetesSettings(_Part):
     port: Annotated[int, _schema(minimum=1, maximum=65_535)] | Annotated[str, _as(_NAME, empty=True)] = ""
     """The pods', by number or name; it need not be given where they have only one."""
     scheme: Literal["http", "https"] = "http"
+    weight: Weight = 1.0
+    """Of each pod, or of each rank of it."""
     ranks: Ranks = 1
     """Of each pod's engine."""
     url: Annotated[str, _as(_HTTP, empty=True)] = ""
@@ -727,6 +731,8 @@ class DnsSettings(_Part):
     port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     """Without one SRV records say it."""
     scheme: Literal["http", "https"] = "http"
+    weight: Weight = 1.0
+    """Of each host, or of each rank of it."""
     ranks: Ranks = 1
     """Of each host's engine."""
     server: Annotated[str, _as(_SERVER, empty=True)] = ""

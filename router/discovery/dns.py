@@ -17,7 +17,7 @@ from dns.rdtypes.IN.SRV import SRV
 from router.cutting import cut
 from router.discovery.feed import Feed, Trouble, check_size
 from router.discovery.slices import url_of
-from router.discovery.targets import Target, in_ranks
+from router.discovery.targets import Target, shared
 from router.hosts import in_url
 from router.settings import DnsSettings
 
@@ -54,7 +54,7 @@ class DnsSource:
     async def follow(self, feed: Feed) -> None:
         while True:
             targets, again_s = await self.ask()
-            feed.tell([rank for each in targets for rank in in_ranks(each, self._settings.ranks)])
+            feed.tell(shared(targets, self._settings.weight, self._settings.ranks))
             await asyncio.sleep(again_s)
 
     async def ask(self) -> tuple[list[Target], float]:

@@ -19,7 +19,7 @@ import msgspec
 from router.discovery.api import Api
 from router.discovery.feed import Feed, Trouble
 from router.discovery.slices import Event, Naming, Page, Slice, Status, targets
-from router.discovery.targets import in_ranks
+from router.discovery.targets import shared
 from router.settings import KubernetesSettings
 
 PAGE_SLICES = 50
@@ -100,7 +100,7 @@ class KubernetesSource:
             found = targets(self._slices.values(), given.port, given.scheme, self._id_of)
         except ValueError as error:
             raise Trouble(str(error)) from None
-        feed.tell([rank for each in found for rank in in_ranks(each, given.ranks)], ends_outage=False)
+        feed.tell(shared(found, given.weight, given.ranks), ends_outage=False)
 
     # The list
 

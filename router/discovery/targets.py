@@ -53,6 +53,11 @@ def in_ranks(target: Target, ranks: int) -> Iterator[Target]:
         yield replace(target, id=id, rank=rank, ranks=ranks)
 
 
+def shared(found: Iterable[Target], weight: float, ranks: int) -> list[Target]:
+    """What a source found, with the share and in the ranks that it gives all of its own."""
+    return [each for target in found for each in in_ranks(replace(target, weight=weight), ranks)]
+
+
 def listed(replicas: Iterable[ReplicaSettings]) -> list[Target]:
     """Those of a list as settings and files have it."""
     return [each for given in replicas for each in in_ranks(Target(given.id, given.url, given.weight), given.ranks)]

@@ -144,6 +144,24 @@ async def test_a_pods_ranks_are_replicas_and_drain_with_it(api: KubernetesApi, t
         assert seen.replicas["p@0"] is kept
 
 
+async def test_services_have_shares_of_their_own_which_a_reload_changes(api: KubernetesApi, tmp_path: Path) -> None:
+    put(api, pod("p", "127.0.0.2"))
+    api.put(endpoint_slice("t-1", [pod("q", "127.0.0.3")], service="t"))
+
+    def services(old: float) -> dict[str, Any]:
+        entry = kubernetes(api)["kubernetes"][0]
+        return {"kubernetes": [entry | {"weight": old}, entry | {"service": "t", "weight": 2.0}]}
+
+    async with found(tmp_path, discovery=services(1.0)) as seen:
+        await seen.ids("p", "q")
+        assert {name: each.weight for name, each in seen.replicas.items()} == {"p": 1.0, "q": 2.0}
+        kept = seen.replicas["p"]
+        seen.write({"discovery": services(0.0)})
+        await seen.router.reload.reload("a test")
+        await seen.until(lambda: kept.weight == 0.0, "the old service gets no new sessions")
+        assert seen.replicas["p"] is kept, "its sessions stay"
+
+
 async def test_a_url_that_two_sources_tell_is_told_once(
     api: KubernetesApi, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
