@@ -1,4 +1,4 @@
-"""A router's pod without a cluster: its files as the kubelet would mount them, and its container's environment."""
+"""A pod without a cluster: its files as the kubelet would mount them, and its container's environment."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class Pod:
 
     root: Path
     env: dict[str, str]
+    command: list[str]
     args: list[str]
 
     @property
@@ -27,7 +28,9 @@ class Pod:
         return Path(self.args[self.args.index("--config") + 1])
 
 
-def pod(release: Release, root: Path, given: Mapping[str, Mapping[str, str]] = OTHERS) -> Pod:
+def pod(
+    release: Release, root: Path, given: Mapping[str, Mapping[str, str]] = OTHERS, component: str = "router"
+) -> Pod:
     """Mounted below `root`, which paths in configuration, arguments and environment then begin with.
 
     `given` are Secrets that somebody else has made. KeyError for what is in none, as the kubelet would wait for it.
@@ -38,7 +41,8 @@ def pod(release: Release, root: Path, given: Mapping[str, Mapping[str, str]] = O
         secrets[secret["metadata"]["name"]] = texts
     maps = {each["metadata"]["name"]: each["data"] for each in release.of("ConfigMap")}
 
-    spec, container = release.pod["spec"], release.container
+    spec = release.one("Deployment", component)["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     for mount in container["volumeMounts"]:
         folder = root / mount["mountPath"].lstrip("/")
@@ -46,13 +50,13 @@ def pod(release: Release, root: Path, given: Mapping[str, Mapping[str, str]] = O
         for name, content in _files(volumes[mount["name"]], maps, secrets).items():
             (folder / name).write_text(_moved(content, root))
     env = {}
-    for variable in container["env"]:
+    for variable in container.get("env", ()):
         if "value" in variable:
             env[variable["name"]] = _moved(variable["value"], root)
         else:
             key = variable["valueFrom"]["secretKeyRef"]
             env[variable["name"]] = secrets[key["name"]][key["key"]]
-    return Pod(root, env, [_moved(each, root) for each in container["args"]])
+    return Pod(root, env, container["command"], [_moved(each, root) for each in container["args"]])
 
 
 def _files(
@@ -62,7 +66,9 @@ def _files(
     if "configMap" in volume:
         return maps[volume["configMap"]["name"]]
     if "secret" in volume:
-        return secrets[volume["secret"]["secretName"]]
+        texts = secrets[volume["secret"]["secretName"]]
+        items = volume["secret"].get("items")
+        return {item["path"]: texts[item["key"]] for item in items} if items else texts
     if "projected" in volume:
         sources = [source["secret"] for source in volume["projected"]["sources"]]
         return {item["path"]: secrets[each["name"]][item["key"]] for each in sources for item in each["items"]}

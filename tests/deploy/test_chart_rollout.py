@@ -175,6 +175,31 @@ def test_all_else_is_read_by_running_routers(config: dict[str, Any]) -> None:
     assert _rolled_by(config, configChange="roll") != _rolled_by({}, configChange="roll")
 
 
+def _rolled(values: Path | dict[str, Any]) -> tuple[str, str]:
+    """What replaces routers, and the bundled store."""
+    found = [render(values).one("Deployment", component) for component in ("router", "store")]
+    router, store = (each["spec"]["template"]["metadata"]["annotations"]["warmroute/rolled-by"] for each in found)
+    return router, store
+
+
+def test_a_new_password_replaces_routers_and_the_bundled_store() -> None:
+    """Where Helm sees no cluster, each rendering makes one."""
+    before, after = _rolled(case("bundled")), _rolled(case("bundled"))
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+
+
+def test_the_notes_tell_of_the_bundled_stores_password() -> None:
+    assert "name a Secret of your own in\nsecrets.store.password" in notes(case("bundled"))
+    own = notes(case("rendered-elsewhere"))
+    assert "secrets.store.password" not in own
+    assert "kubectl -n llm rollout restart deployment/router-warmroute-store" in own
+
+
+def test_with_a_password_of_ones_own_renderings_are_alike() -> None:
+    assert render(case("rendered-elsewhere")).manifests == render(case("rendered-elsewhere")).manifests
+
+
 def test_who_rolls_does_not_reload_as_well() -> None:
     engines = [{"service": "sglang"}]
     assert render({"engines": engines, "configChange": "roll"}).settings["reload"] == {"watch": False}

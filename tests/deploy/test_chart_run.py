@@ -136,25 +136,49 @@ def test_helm_test_fails_where_nobody_answers(capsys: pytest.CaptureFixture[str]
     assert "Connection refused" in capsys.readouterr().out
 
 
-def test_the_bundled_store_lets_its_own_routers_in_and_nobody_else(tmp_path: Path) -> None:
-    release = render(case("bundled"))
-    (secret,) = release.of("Secret")
-    texts = {key: base64.b64decode(value).decode() for key, value in secret["data"].items()}
-    (container,) = release.one("Deployment", "store")["spec"]["template"]["spec"]["containers"]
-    (volume,) = [v for v in release.one("Deployment", "store")["spec"]["template"]["spec"]["volumes"] if "secret" in v]
-    (item,) = volume["secret"]["items"]
-    assert container["command"] == ["valkey-server", f"/etc/valkey/{item['path']}"]
-    file = tmp_path / "valkey.conf"
-    file.write_text(texts[item["key"]])
+def bundled_store(release: Release, root: Path, port: int, given: Mapping[str, Mapping[str, str]]) -> Process:
+    """The release's Valkey, at a port of 127.0.0.1."""
+    made = pod(release, root, given, "store")
+    # What its image has of that name, told where to listen beside what it is told by the chart.
     binary = next(iter(reversed(binaries().values())))
-    port = free_port()
-    with Process([binary, file, "--port", str(port), "--bind", "127.0.0.1"], tmp_path / "store.log") as store:
+    wrapped = root / "bin/valkey-server"
+    wrapped.parent.mkdir()
+    wrapped.write_text(f'#!/bin/sh\nexec {binary} "$@" --port {port} --bind 127.0.0.1\n')
+    wrapped.chmod(0o755)
+    return Process(
+        ["env", f"PATH={wrapped.parent}:{os.environ['PATH']}", *made.command, *made.args], root / "store.log"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "own"),
+    [("bundled", ""), ("rendered-elsewhere", "p" * 32), ("rendered-elsewhere", " two\\t \"$(word)s' #%s * é \n")],
+)
+def test_the_bundled_store_lets_its_own_routers_in_and_nobody_else(
+    values: str, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, port = render(case(values)), free_port()
+    given = {"redis": {"redis-password": own}, "router-secrets": {"admin": "a" * 32, "identity": "i" * 32}}
+    made = pod(release, tmp_path / "router", given)
+    for name, value in made.env.items():
+        monkeypatch.setenv(name, value)
+    router = load(str(made.config))
+    with bundled_store(release, tmp_path / "store", port, given) as store:
         store.wait_line(lambda line: "eady to accept connections" in line, LIMIT_S)
         with redis.Redis(port=port) as stranger, pytest.raises(redis.AuthenticationError):
             stranger.ping()
-        with redis.Redis(port=port, password=texts["store-password"], decode_responses=True) as router:
-            assert router.ping()
-            assert router.config_get("maxmemory-policy") == {"maxmemory-policy": "volatile-lru"}
+        user, password = router.store.credentials() or ("", "")
+        with redis.Redis(port=port, username=user, password=password, decode_responses=True) as client:
+            assert client.ping()
+            told = {"maxmemory-policy": "volatile-lru", "maxmemory": str(256 << 20), "save": "", "appendonly": "no"}
+            assert client.config_get(*told) == told
+
+
+def test_a_bundled_store_with_an_empty_password_does_not_start(tmp_path: Path) -> None:
+    given = {"redis": {"redis-password": "\n"}}
+    with bundled_store(render(case("rendered-elsewhere")), tmp_path, free_port(), given) as store:
+        store.wait_end(LIMIT_S)
+        assert "secrets.store.password names is empty" in store.tail()
 
 
 # Secrets that the chart makes
@@ -182,5 +206,4 @@ def test_secrets_that_were_made_are_kept_over_upgrades() -> None:
         release = render(case("bundled"), *server, "--set", "networkPolicy.enabled=false,replicaCount=1")
     (kept,) = release.of("Secret")
     assert {key: kept["data"][key] for key in before} == before
-    assert "store-password of before" in base64.b64decode(kept["data"]["valkey.conf"]).decode()
     assert len(base64.b64decode(kept["data"]["identity-secret"])) >= 43  # which was missing

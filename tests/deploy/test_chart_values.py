@@ -97,13 +97,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**ENGINES, "bundledStore": {"enabled": True}, "config": {"store": {"url": "redis://redis:6379"}}},
         "bundledStore.enabled and config.store.url are both set: leave one of them out",
     ),
-    "two passwords": (
-        {**ENGINES, "bundledStore": {"enabled": True}, "secrets": {"store": {"password": {"name": "mine"}}}},
-        "secrets.store.password.name: the bundled store has a password of its own: leave it out",
-    ),
     "a password for nothing": (
         {**ENGINES, "secrets": {"store": {"password": {"name": "mine"}}}},
-        "secrets.store.password.name is set, and config.store.url is not",
+        "secrets.store.password.name is set, and neither config.store.url nor bundledStore.enabled is",
     ),
     "Sentinels that there are not": (
         {

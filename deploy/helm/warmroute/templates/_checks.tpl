@@ -74,11 +74,8 @@ What no schema can tell: combinations that would not work. Each message names th
 {{- if and .Values.bundledStore.enabled (dig "store" "url" "" $config) -}}
 {{- fail "bundledStore.enabled and config.store.url are both set: leave one of them out" -}}
 {{- end -}}
-{{- if and .Values.bundledStore.enabled .Values.secrets.store.password.name -}}
-{{- fail "secrets.store.password.name: the bundled store has a password of its own: leave it out, or bundledStore.enabled" -}}
-{{- end -}}
 {{- if and .Values.secrets.store.password.name (not $settings.store.url) -}}
-{{- fail "secrets.store.password.name is set, and config.store.url is not: say where the store is, or leave it out" -}}
+{{- fail "secrets.store.password.name is set, and neither config.store.url nor bundledStore.enabled is: say where the store is, or leave it out" -}}
 {{- end -}}
 {{- if and .Values.secrets.store.sentinel_password.name (not (contains "+sentinel://" $settings.store.url)) -}}
 {{- fail "secrets.store.sentinel_password.name is set, and config.store.url names no Sentinels: leave it out" -}}

@@ -42,7 +42,7 @@ What the router reads: `config`, with what the chart knows better where it is no
 {{- toJson $found -}}
 {{- end -}}
 
-{{/* What of the configuration makes pods be replaced when it changes. */}}
+{{/* What of the configuration makes pods be replaced when it changes, and the password of the bundled store. */}}
 {{- define "warmroute.rolledBy" -}}
 {{- $config := include "warmroute.config" . | fromYaml -}}
 {{- if eq .Values.configChange "roll" -}}
@@ -57,6 +57,15 @@ What the router reads: `config`, with what the chart knows better where it is no
 {{- end -}}
 {{- toJson $fixed -}}
 {{- end -}}
+{{- include "warmroute.storePassword" . -}}
+{{- end -}}
+
+{{/*
+The bundled store's password where the chart makes it, or nothing. One of somebody's own is not looked up: it may be short
+enough to be found again from its digest.
+*/}}
+{{- define "warmroute.storePassword" -}}
+{{- get (include "warmroute.made" . | fromJson) "store-password" -}}
 {{- end -}}
 
 {{/* Namespaces of this cluster whose EndpointSlices are watched, as a JSON list. */}}
@@ -88,6 +97,27 @@ What the router reads: `config`, with what the chart knows better where it is no
 {{- else -}}
 {}
 {{- end -}}
+{{- end -}}
+
+{{/*
+What the chart's own Secret has, by key, as JSON: what it had before, or else something new. It is made once and kept
+beside the values, as all that is rendered is to be of the same.
+*/}}
+{{- define "warmroute.made" -}}
+{{- if not (hasKey . "made") -}}
+{{- $name := include "warmroute.fullname" . -}}
+{{- $before := dig "data" dict (lookup "v1" "Secret" .Release.Namespace $name | default dict) -}}
+{{- $made := dict -}}
+{{- range $setting := list "admin.token" "identity.secret" "store.password" -}}
+{{- with include "warmroute.secret" (list $setting $) | fromJson -}}
+{{- if eq .name $name -}}
+{{- $_ := set $made .key (get $before .key | b64dec | default (randAlphaNum 43)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set . "made" $made -}}
+{{- end -}}
+{{- toJson .made -}}
 {{- end -}}
 
 {{/* Files in /etc/warmroute/secrets: their Secrets and keys by name, as JSON. */}}
