@@ -18,6 +18,8 @@ Interval = Annotated[str, Field(pattern=r"^([0-9]+(ms|s|m|h))+$")]
 IntOrPercent = Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=r"^[0-9]+%$")]
 Folder = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")]
 """A part of a volume's name as well."""
+Fullname = Annotated[str, Field(pattern=r"^([a-z]([a-z0-9-]{0,51}[a-z0-9])?)?$")]
+"""Of a Service, with room for what the chart puts after it; empty when it is not given."""
 
 
 class Part(BaseModel):
@@ -200,7 +202,7 @@ class Values(Part):
     replicaCount: Annotated[int, Field(ge=0, le=10_000)]
     image: Image
     imagePullSecrets: list[Object]
-    fullnameOverride: str
+    fullnameOverride: Fullname
     resources: Object
     terminationGracePeriodSeconds: Annotated[int, Field(ge=1)] | None = None
     lifecycle: Object

@@ -63,7 +63,7 @@ def test_names_are_told_apart_and_all_objects_are_of_the_release(values: Path) -
     for each in release.manifests:
         assert labels(each)["app.kubernetes.io/instance"] == "router"
         assert each["metadata"]["namespace"] == "llm" or each["kind"] in ("Role", "RoleBinding")
-        assert len(each["metadata"]["name"]) <= 63
+        assert len(each["metadata"]["name"]) <= 63 or each["kind"] in ("Role", "RoleBinding")
 
 
 def test_names_fit_for_a_release_with_the_longest_name() -> None:
@@ -83,6 +83,13 @@ def test_names_that_look_like_numbers_are_names(values: Path) -> None:
         flags = flags[2:]
     found = set(faults(render(values, *flags, release="12", namespace="34").manifests, NEWEST))
     assert found <= {f"{kind}: no schema" for kind in OF_OTHERS}, found
+
+
+@pytest.mark.parametrize("name", ["true", "null", "y", "off", "e1", "n" * 53])
+def test_words_that_mean_something_in_yaml_are_names(name: str) -> None:
+    release = render(case("bundled"), f"--set-string=fullnameOverride={name}")
+    assert {each["metadata"]["name"] for each in release.of("Deployment")} == {name, f"{name}-store"}
+    assert list(faults(release.manifests, NEWEST)) == []
 
 
 @each_case
@@ -237,3 +244,29 @@ def test_it_may_watch_where_engines_are(values: str, namespaces: set[str]) -> No
     release = render(case(values))
     assert {each["metadata"]["namespace"] for each in release.of("Role")} == namespaces
     assert release.pod["spec"]["automountServiceAccountToken"] is bool(namespaces)
+
+
+def _access(release: str, namespace: str) -> str:
+    """Name of what it has in the engines' namespace."""
+    made = render({"engines": [{"service": "sglang", "namespace": "big"}]}, release=release, namespace=namespace)
+    (role,), (binding,) = made.of("Role"), made.of("RoleBinding")
+    assert role["metadata"]["name"] == binding["metadata"]["name"] == binding["roleRef"]["name"]
+    assert list(faults(made.manifests, NEWEST)) == []
+    return str(role["metadata"]["name"])
+
+
+LONG = "warmroute-for-the-agents-of-team-blue-in-production-1"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("warmroute-a", "b"), ("warmroute", "a-b")),
+        ((LONG, "team-alpha-production"), (LONG, "team-alpha-development")),
+        ((LONG, "n" * 63), (LONG, "n" * 62)),
+    ],
+)
+def test_releases_that_watch_one_namespace_do_not_meet(one: tuple[str, str], other: tuple[str, str]) -> None:
+    names = {_access(*one), _access(*other)}
+    assert len(names) == 2
+    assert max(map(len, names)) <= 253

@@ -227,6 +227,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "at '/configChange': value must be one of 'reload', 'roll'",
     ),
     "a folder's name": ({**ENGINES, "certificates": {"My": "x"}}, "at '/certificates': additional properties 'My' not"),
+    "a number for a name": ({**ENGINES, "fullnameOverride": "123"}, "at '/fullnameOverride': '123' does not match"),
+    "no name": ({**ENGINES, "fullnameOverride": "My_Name: x"}, "at '/fullnameOverride': 'My_Name: x' does not match"),
+    "too long a name": ({**ENGINES, "fullnameOverride": "n" * 54}, "at '/fullnameOverride': 'nnnn"),
     "no digest": ({**ENGINES, "image": {"digest": "latest"}}, "at '/image/digest': 'latest' does not match pattern"),
     "engines by another name": (
         {"engines": [{"svc": "sglang"}]},

@@ -1,6 +1,6 @@
 {{- define "warmroute.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 53 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride -}}
 {{- else if contains "warmroute" .Release.Name -}}
 {{- .Release.Name | trunc 53 | trimSuffix "-" -}}
 {{- else -}}
@@ -46,7 +46,11 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 
-{{/* Of Roles: in a namespace of engines, releases of several namespaces may meet. */}}
+{{/*
+Of Roles, which may have 253 characters: in a namespace of engines, releases of several namespaces may meet. The digest is
+for those whose names are alike when put together, as `a-b` in `c` and `a` in `b-c`.
+*/}}
 {{- define "warmroute.accessName" -}}
-{{- printf "%s-%s" (include "warmroute.fullname" .) .Release.Namespace | trunc 63 | trimSuffix "-" -}}
+{{- $name := include "warmroute.fullname" . -}}
+{{- printf "%s-%s-%s" $name .Release.Namespace (printf "%s/%s" .Release.Namespace $name | sha256sum | trunc 8) -}}
 {{- end -}}
