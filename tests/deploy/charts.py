@@ -30,6 +30,15 @@ class Refused(Exception):
     """Helm renders nothing. The message is what it said."""
 
 
+class _Strict(yaml.CSafeLoader):
+    """Takes no key twice, of which Kubernetes would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        assert len(made) == len(node.value), f"a key is there twice: {node.start_mark}"
+        return made
+
+
 class Release:
     """What one release puts into a cluster."""
 
@@ -84,7 +93,7 @@ def render(
         *("template", release, CHART, "--values", file, "--namespace", namespace, "--kube-version", kube, *flags),
         given=given,
     )
-    return Release([each for each in yaml.load_all(text, yaml.CSafeLoader) if each])
+    return Release([each for each in yaml.load_all(text, _Strict) if each])
 
 
 def case(name: str) -> Path:

@@ -118,6 +118,24 @@ def test_selectors_find_the_pods_that_are_meant_and_no_others(values: Path) -> N
     assert all(each["matchLabels"].items() <= labels(release.pod).items() for each in own)
 
 
+def test_of_labels_that_are_given_twice_the_nearer_counts() -> None:
+    given = {"commonLabels": {"owner": "all", "team": "llm"}, "podLabels": {"owner": "pods"}}
+    metrics = {
+        "labels": {"owner": "monitors"},
+        "serviceMonitor": {"enabled": True},
+        "engines": {"enabled": True, "selector": {"app": "sglang"}},
+        "rules": {"enabled": True},
+        "dashboards": {"enabled": True, "labels": {"owner": "dashboards"}},
+    }
+    release = render({"engines": [{"service": "sglang"}], "metrics": metrics, **given})
+    owners = {"ServiceMonitor": "monitors", "PodMonitor": "monitors", "PrometheusRule": "monitors"}
+    for each in release.manifests:
+        of_dashboards = labels(each)["app.kubernetes.io/component"] == "dashboards"
+        assert labels(each)["owner"] == ("dashboards" if of_dashboards else owners.get(each["kind"], "all"))
+        assert labels(each)["team"] == "llm"
+    assert labels(release.pod)["owner"] == "pods"
+
+
 @each_case
 def test_ports_that_are_named_are_there(values: Path) -> None:
     release = render(values)

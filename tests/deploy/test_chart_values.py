@@ -208,6 +208,42 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a route of no Gateway": ({**ENGINES, "httpRoute": {"enabled": True}}, "httpRoute.parentRefs: name the Gateway"),
     "an Ingress of no host": ({**ENGINES, "ingress": {"enabled": True}}, "ingress.hosts: name the hosts"),
+    "labels that routers are found by": (
+        {**ENGINES, "commonLabels": {"app.kubernetes.io/name": "x"}},
+        "commonLabels: app.kubernetes.io/name is the chart's own, what belongs together is found by it: leave it out",
+    ),
+    "pods of another release": (
+        {**ENGINES, "podLabels": {"app.kubernetes.io/instance": "x"}},
+        "podLabels: app.kubernetes.io/instance is the chart's own",
+    ),
+    "monitors of another manager": (
+        {**ENGINES, "metrics": {"labels": {"app.kubernetes.io/managed-by": "x"}}},
+        "metrics.labels: app.kubernetes.io/managed-by is the chart's own",
+    ),
+    "dashboards of another chart": (
+        {**ENGINES, "metrics": {"dashboards": {"labels": {"helm.sh/chart": "x"}}}},
+        "metrics.dashboards.labels: helm.sh/chart is the chart's own",
+    ),
+    "rolled by something else": (
+        {**ENGINES, "podAnnotations": {"warmroute/rolled-by": "x"}},
+        "podAnnotations: warmroute/rolled-by is the chart's own",
+    ),
+    "others' pods spread": (
+        {**ENGINES, "topologySpreadConstraints": [{"topologyKey": "zone", "labelSelector": {"matchLabels": {}}}]},
+        "topologySpreadConstraints[0].labelSelector: the chart adds the routers' own: leave it out",
+    ),
+    "others' rollouts spread": (
+        {**ENGINES, "topologySpreadConstraints": [{"topologyKey": "zone"}, {"matchLabelKeys": []}]},
+        "topologySpreadConstraints[1].matchLabelKeys: the chart adds the routers' own: leave it out",
+    ),
+    "a Service of other pods": (
+        {**ENGINES, "service": {"extraSpec": {"selector": {"a": "b"}}}},
+        "service.extraSpec.selector: the chart gives it by itself: leave it out, it is to find the routers",
+    ),
+    "two types of a Service": (
+        {**ENGINES, "service": {"extraSpec": {"type": "LoadBalancer"}}},
+        "service.extraSpec.type: the chart gives it by itself: set service.type",
+    ),
     # By the schema.
     "a key that is none": ({**ENGINES, "replicas": 3}, "additional properties 'replicas' not allowed"),
     "a setting that is none": (

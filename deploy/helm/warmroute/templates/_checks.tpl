@@ -92,6 +92,32 @@ What no schema can tell: combinations that would not work. Each message names th
 {{- if and $settings.journal.path (eq (include "warmroute.isMounted" (list $settings.journal.path .)) "no") -}}
 {{- fail (printf "config.journal.path: %s cannot be written, the root file system is read-only: mount a volume there with extraVolumes and extraVolumeMounts" $settings.journal.path) -}}
 {{- end -}}
+{{- $selector := include "warmroute.selector" (list "router" .) | fromYaml | keys -}}
+{{- $labels := concat $selector (list "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart") -}}
+{{- range $each := list
+  (list "commonLabels" .Values.commonLabels $labels)
+  (list "podLabels" .Values.podLabels $selector)
+  (list "metrics.labels" .Values.metrics.labels $labels)
+  (list "metrics.dashboards.labels" .Values.metrics.dashboards.labels $labels)
+  (list "podAnnotations" .Values.podAnnotations (list "warmroute/rolled-by")) -}}
+{{- range $key, $_ := index $each 1 -}}
+{{- if has $key (index $each 2) -}}
+{{- fail (printf "%s: %s is the chart's own, what belongs together is found by it: leave it out" (index $each 0) $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $i, $each := .Values.topologySpreadConstraints -}}
+{{- range $key := list "labelSelector" "matchLabelKeys" -}}
+{{- if hasKey $each $key -}}
+{{- fail (printf "topologySpreadConstraints[%d].%s: the chart adds the routers' own: leave it out" $i $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $key, $remedy := dict "type" "set service.type" "ports" "set service.port" "sessionAffinity" "set service.sessionAffinity" "selector" "leave it out, it is to find the routers" -}}
+{{- if hasKey ($.Values.service.extraSpec | default dict) $key -}}
+{{- fail (printf "service.extraSpec.%s: the chart gives it by itself: %s" $key $remedy) -}}
+{{- end -}}
+{{- end -}}
 {{- $drain := include "warmroute.drain" . | int64 -}}
 {{- $grace := include "warmroute.grace" . | int64 -}}
 {{- if le $grace $drain -}}

@@ -17,13 +17,23 @@ app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 app.kubernetes.io/component: {{ $component }}
 {{- end -}}
 
+{{/* Of an object, with those that are given for its kind beside the common ones: (list "store" $ .labels). */}}
 {{- define "warmroute.labels" -}}
 {{- $root := index . 1 -}}
-{{ include "warmroute.selector" . }}
 app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
-{{- with $root.Values.commonLabels }}
+{{ include "warmroute.podLabels" . }}
+{{- end -}}
+
+{{/* Of a pod, which no version of the chart shall replace; otherwise the same. */}}
+{{- define "warmroute.podLabels" -}}
+{{- $given := deepCopy ((index . 1).Values.commonLabels | default dict) -}}
+{{- range slice . 2 -}}
+{{- $given = mergeOverwrite $given (. | default dict) -}}
+{{- end -}}
+{{ include "warmroute.selector" . }}
+{{- with $given }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
