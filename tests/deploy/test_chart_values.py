@@ -93,6 +93,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**ENGINES, "config": {"store": {"url": "redis://:hunter2@redis:6379"}}},
         "config.store.url (not shown here) holds a user or a password, or an @: leave it out",
     ),
+    "password of a collector": (
+        {**ENGINES, "config": {"tracing": {"endpoint": "http://me:hunter2@collector:4318/v1/traces"}}},
+        "config.tracing.endpoint (not shown here) holds a user or a password: leave it out, and set "
+        "WARMROUTE_TRACING__ENDPOINT from a Secret with extraEnv",
+    ),
+    "password of an API server": (
+        {"engines": [{"service": "s", "namespace": "n", "url": "https://me:hunter2@10.0.0.1:6443"}]},
+        "engines[0].url (not shown here) holds a user or a password: leave them out, and mount a token for token_file",
+    ),
     "two stores": (
         {**ENGINES, "bundledStore": {"enabled": True}, "config": {"store": {"url": "redis://redis:6379"}}},
         "bundledStore.enabled and config.store.url are both set: leave one of them out",

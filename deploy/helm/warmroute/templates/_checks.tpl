@@ -12,6 +12,9 @@ What no schema can tell: combinations that would not work. Each message names th
 {{- if contains "@" (dig "store" "url" "" $config) -}}
 {{- fail "config.store.url (not shown here) holds a user or a password, or an @: leave it out, set config.store.username, and name the password's Secret in secrets.store.password" -}}
 {{- end -}}
+{{- if regexMatch "^[^/]*//[^/]*@" $settings.tracing.endpoint -}}
+{{- fail "config.tracing.endpoint (not shown here) holds a user or a password: leave it out, and set WARMROUTE_TRACING__ENDPOINT from a Secret with extraEnv" -}}
+{{- end -}}
 {{- range $name, $host := dict "config.host" $settings.host "config.admin.host" $settings.admin.host -}}
 {{- if or (eq $host "localhost") (hasPrefix "127." $host) (eq $host "::1") -}}
 {{- fail (printf "%s: %s is reached from inside the pod only: set 0.0.0.0, or :: where pods have IPv6 addresses" $name $host) -}}
@@ -45,6 +48,9 @@ What no schema can tell: combinations that would not work. Each message names th
 {{- end -}}
 {{- if and $each.url (not $each.namespace) -}}
 {{- fail (printf "%s.namespace is to be set where url is: the release's own is of another cluster" $at) -}}
+{{- end -}}
+{{- if contains "@" ($each.url | default "") -}}
+{{- fail (printf "%s.url (not shown here) holds a user or a password: leave them out, and mount a token for token_file" $at) -}}
 {{- end -}}
 {{- $_ := set $named (printf "%s.token_file" $at) $each.token_file -}}
 {{- $_ := set $named (printf "%s.ca_file" $at) $each.ca_file -}}
