@@ -18,8 +18,6 @@ from pathlib import Path
 from textwrap import fill
 from typing import NoReturn
 
-from policies import registry
-
 SUMMARY = "try policies on simulated fleets"
 
 EXIT_USAGE = 2
@@ -152,7 +150,7 @@ def _add_scenario(parser: argparse.ArgumentParser) -> None:
     scenario = parser.add_argument(
         "scenario", metavar="SCENARIO", help="name, or path of a .toml file; several separated by commas"
     )
-    scenario.suggested = _scenarios()  # type: ignore[attr-defined]  # for completion
+    scenario.suggested = _scenarios  # type: ignore[attr-defined]  # for completion
     parser.epilog = f"{_list_of_scenarios()}\n\n{parser.epilog}"
     parser.add_argument("--load", type=float, metavar="X", help="share of what the fleet can take; as --set load=X")
     parser.add_argument(
@@ -164,7 +162,7 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
     policy = parser.add_argument(
         "--policy", dest="policies", metavar="NAME[:KEY=VALUE]", default="session_affinity", help=_POLICY
     )
-    policy.suggested = list(registry.POLICIES)  # type: ignore[attr-defined]
+    policy.suggested = _policies  # type: ignore[attr-defined]
 
 
 def _add_policies(parser: argparse.ArgumentParser) -> None:
@@ -172,7 +170,7 @@ def _add_policies(parser: argparse.ArgumentParser) -> None:
         "--policies", metavar="NAMES", default="session_affinity,rendezvous",
         help="separated by commas; parameters behind a name, as in sticky,session_affinity:beta=0 (%(default)s)",
     )  # fmt: skip
-    policies.suggested = list(registry.POLICIES)  # type: ignore[attr-defined]
+    policies.suggested = _policies  # type: ignore[attr-defined]
 
 
 def _add_runs(parser: argparse.ArgumentParser, seeds: str = "31-34") -> None:
@@ -195,6 +193,12 @@ def _scenarios() -> list[str]:
     return sorted(
         Path(each.name).stem for each in files("sim").joinpath("scenarios").iterdir() if each.name.endswith(".toml")
     )
+
+
+def _policies() -> list[str]:
+    from policies import registry  # with numpy, which a parser need not wait for
+
+    return list(registry.POLICIES)
 
 
 def _list_of_scenarios() -> str:

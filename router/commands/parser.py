@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
@@ -36,13 +36,13 @@ class Parser(argparse.ArgumentParser):
 
 def suggest(action: argparse.Action, values: Iterable[str]) -> None:
     """Have the shell complete an argument by these, which are not all that it takes."""
-    action.suggested = list(values)  # type: ignore[attr-defined]
+    action.suggested = lambda: list(values)  # type: ignore[attr-defined]
 
 
 def suggested(action: argparse.Action) -> list[str] | None:
     """What the shell is to complete an argument by, when that was said."""
-    found: list[str] | None = getattr(action, "suggested", None)
-    return found
+    found: Callable[[], list[str]] | None = getattr(action, "suggested", None)
+    return None if found is None else found()
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

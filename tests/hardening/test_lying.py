@@ -134,7 +134,9 @@ async def test_a_stream_without_end_costs_nothing_but_its_bytes(attacked: Attack
         assert await client.chunk() == first
     begun.set()
     for client in clients:
-        assert await client.chunk() == BLOCK if head is SSE_HEAD else await client.chunk()
+        piece = await client.chunk()  # what comes in several reads goes on in several chunks
+        assert piece
+        assert BLOCK.startswith(piece)
     while min(client.received for client in clients) < 25 * MIB:
         for client in clients:
             await client.some()
