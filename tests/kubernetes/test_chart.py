@@ -35,6 +35,7 @@ LACKING = {
     "monitoring.coreos.com/v1 PrometheusRule",
     "keda.sh/v1alpha1 ScaledObject",
     "gateway.networking.k8s.io/v1 HTTPRoute",
+    "gateway.networking.k8s.io/v1 BackendTLSPolicy",
 }
 """Kinds that 1.20 does not have."""
 UNKNOWN = {"matchLabelKeys", "loadBalancerClass", "ipFamilyPolicy"}
