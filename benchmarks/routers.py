@@ -38,7 +38,7 @@ from benchmarks import fleet, processes, store_cost
 from sim import traces
 from sim.emulator.tokens import UNIT
 from sim.traces import Session, Step
-from tests.store.servers import NEEDED, Server, binaries
+from tests.store.servers import Server
 
 TRACE = Path(__file__).parent.parent / "tests/sim/data/claude_code.jsonl"
 MOST_TOKENS = 100_000
@@ -236,16 +236,8 @@ def main() -> None:
     cli.add_argument("--outage", action="store_true", help=f"the store stands still for {OUTAGE_S:g} s in the middle")
     cli.add_argument("--alone", action="store_true", help="also routers that share nothing")
     args = cli.parse_args()
-    found = binaries()
-    if not found:
-        raise SystemExit(NEEDED)
-    server = Server(next(iter(found.values())))
-    server.start()
-    try:
-        with tempfile.TemporaryDirectory(prefix="warmroute-routers-") as folder:
-            compare(args, server, Path(folder))
-    finally:
-        server.remove()
+    with store_cost.started() as server, tempfile.TemporaryDirectory(prefix="warmroute-routers-") as folder:
+        compare(args, server, Path(folder))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +40,20 @@ class Info(NamedTuple):
 
     commands: int
     bytes: int
+
+
+@contextmanager
+def started() -> Iterator[Server]:
+    """The first server that is here, while it runs."""
+    found = binaries()
+    if not found:
+        raise SystemExit(NEEDED)
+    server = Server(next(iter(found.values())))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.remove()
 
 
 def info(server: Server) -> Info:
@@ -145,16 +160,8 @@ def main() -> None:
     args = cli.parse_args()
     if unknown := [row for row in args.rows if row not in SHAPES]:
         cli.error(f"unknown row {unknown[0]!r}: one of {', '.join(SHAPES)}")
-    found = binaries()
-    if not found:
-        raise SystemExit(NEEDED)
-    server = Server(next(iter(found.values())))
-    server.start()
-    try:
-        with tempfile.TemporaryDirectory(prefix="warmroute-cost-") as folder:
-            costs(server, Path(folder), args.rows or list(SHAPES), args.repeats)
-    finally:
-        server.remove()
+    with started() as server, tempfile.TemporaryDirectory(prefix="warmroute-cost-") as folder:
+        costs(server, Path(folder), args.rows or list(SHAPES), args.repeats)
 
 
 if __name__ == "__main__":

@@ -24,16 +24,18 @@ from others is in [NOTICE](../NOTICE).
 |---|---|---|
 """
 
+_PYTHON = re.findall(r"^FROM python:((\d+\.\d+)\.\d+)-", (ROOT / "deploy/image/Dockerfile").read_text(), re.M)[0]
+
 IMAGE = {
-    "python_version": "3.11",
-    "python_full_version": "3.11.14",
+    "python_full_version": _PYTHON[0],
+    "python_version": _PYTHON[1],
     "implementation_name": "cpython",
     "platform_python_implementation": "CPython",
     "os_name": "posix",
     "sys_platform": "linux",
     "platform_system": "Linux",
 }
-"""What an image has, by deploy/image/Dockerfile: not all that is pinned is needed everywhere."""
+"""What an image has: not all that is pinned is needed everywhere."""
 
 SPDX = {
     "3-Clause BSD License": "BSD-3-Clause",

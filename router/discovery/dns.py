@@ -102,7 +102,7 @@ class DnsSource:
     def _usable(self, addresses: Sequence[str]) -> list[str]:
         """Without those that nobody has, told once: a filter's answer for what it forbids, or a mistake in a zone."""
         usable = [each for each in addresses if _is_hosts(each)]
-        left_out = {each for each in addresses if not _is_hosts(each)}
+        left_out = {*addresses} - {*usable}
         if new := sorted(left_out - self._left_out):
             log.warning("%s tells what is no host's address, and is left out: %s", self.name, cut(", ".join(new)))
         self._left_out = left_out

@@ -127,9 +127,10 @@ class Feed:
         self.targets = targets
         self.heard = True
         self._tell(self.name, targets)
-        self.alive()
         if ends_outage or not self._reasons:
             self.well()
+        else:
+            self.alive()
 
     def alive(self) -> None:
         """It is heard, whether it has news or not."""
