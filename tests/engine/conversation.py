@@ -6,11 +6,13 @@ import asyncio
 import json
 import random
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
 
 from tests.engine.asks import chat, user
+from tests.engine.engine import PAGE_TOKENS
 from tests.engine.seen import Entry, entry
 from tests.fakes.process import Router
 
@@ -51,3 +53,13 @@ async def converse(router: Router, client: httpx.AsyncClient, session: str, gate
         line = await entry(router, f"{session}-{number}")
         turns.append(Turn(usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"], line))
     return turns
+
+
+def assert_stayed(turns: list[Turn]) -> None:
+    """All of it went to one replica, and found there what the turn before had left."""
+    assert turns[0].cached_tokens == 0
+    for before, turn in pairwise(turns):
+        # Whole pages are cached, and the last one may not be.
+        assert before.prompt_tokens - 2 * PAGE_TOKENS < turn.cached_tokens < turn.prompt_tokens
+    assert [turn.entry.reason for turn in turns] == ["new", *["home"] * (TURNS - 1)]
+    assert len({turn.entry.replica for turn in turns}) == 1

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import pairwise
 
 import httpx
 import pytest
 
-from tests.engine.conversation import TURNS, converse
-from tests.engine.engine import LOGS, PAGE_TOKENS, Engine
+from tests.engine.conversation import assert_stayed, converse
+from tests.engine.engine import LOGS, Engine
 from tests.fakes.process import Router, start_router
 
 pytestmark = pytest.mark.engine
@@ -26,12 +25,7 @@ async def test_every_turn_finds_the_one_before_it_in_the_cache(
     gate = asyncio.Semaphore(AT_ONCE)
     sessions = await asyncio.gather(*(converse(router, client, f"warm-{n}", gate) for n in range(SESSIONS)))
     for turns in sessions:
-        assert turns[0].cached_tokens == 0
-        for before, turn in pairwise(turns):
-            # Whole pages are cached, and the last one may not be.
-            assert before.prompt_tokens - 2 * PAGE_TOKENS < turn.cached_tokens < turn.prompt_tokens
-        assert [turn.entry.reason for turn in turns] == ["new", *["home"] * (TURNS - 1)]
-        assert len({turn.entry.replica for turn in turns}) == 1
+        assert_stayed(turns)
         for turn in turns:
             assert (turn.entry.prompt_tokens, turn.entry.cached_tokens) == (turn.prompt_tokens, turn.cached_tokens)
     assert {turns[0].entry.replica for turns in sessions} == {engine.url for engine in engines}

@@ -6,15 +6,14 @@ import asyncio
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 
 import httpx
 import pytest
 import yaml
 
-from tests.engine.conversation import TURNS, converse
-from tests.engine.engine import CAPACITY_TOKENS, FILLER_TOKENS, LOGS, PAGE_TOKENS, Engine
+from tests.engine.conversation import assert_stayed, converse
+from tests.engine.engine import CAPACITY_TOKENS, FILLER_TOKENS, LOGS, Engine
 from tests.engine.seen import ReplicaView, replicas
 from tests.fakes.process import ROOT, Router, start_router
 from tests.fakes.waiting import until
@@ -58,11 +57,7 @@ async def test_every_turn_finds_the_cache_of_its_sessions_rank(
     with routed(engine, tmp_path, RANKS) as router:
         sessions = await asyncio.gather(*(converse(router, client, f"ranks-{n}", gate) for n in range(SESSIONS)))
     for turns in sessions:
-        assert turns[0].cached_tokens == 0
-        for before, turn in pairwise(turns):
-            assert before.prompt_tokens - 2 * PAGE_TOKENS < turn.cached_tokens < turn.prompt_tokens
-        assert [turn.entry.reason for turn in turns] == ["new", *["home"] * (TURNS - 1)]
-        assert len({turn.entry.replica for turn in turns}) == 1
+        assert_stayed(turns)
     assert {turns[0].entry.replica for turns in sessions} == {"e@0", "e@1"}
 
 
