@@ -1,12 +1,12 @@
-"""What is known of each candidate, as vectors: the cost of a new placement anywhere is a few operations on them.
+"""What is known of each replica, as vectors: the cost of a new placement anywhere is a few operations on them.
 
-Kept up to date one replica at a time as events come, and made anew when the set of candidates changes. Quantities that
-decay with time are read on a grid of GRID_S, so that asking more often changes nothing.
+Each replica has a place in them for as long as it is in the fleet, and its elements are set when something happens to
+it: one that comes or goes costs what is to be known of one. Quantities that decay with time are read on a grid of
+GRID_S, so that asking more often changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import exp, floor, inf
 
 import numpy as np
@@ -22,10 +22,17 @@ MOST_BUSY = 0.7
 """Share of time in prefill beyond which the value function is not followed: it has a pole at 1 (placement study)."""
 
 MOST_DIRTY = 32
-"""Changes left for the next look, which are cheaper to see to at once than one by one; beyond, they would add up."""
+"""Replicas whose change is left for the next look, which sees several changes of one as one. What comes beyond is seen
+to at once, so that no look has much to do."""
 
 GRID_S = 1.0
 """Grid on which rates and live tokens decay, seconds."""
+
+PLACES = 16
+"""Places that there are at first; they are doubled when all are taken."""
+
+NOBODYS_FACTOR = 1e9
+"""Speed factor of a place that no replica has: so slow that it is the best of none."""
 
 
 class Rates:
@@ -59,7 +66,7 @@ class Rates:
 
 
 class Field:
-    """Vectors over the candidates, in their order."""
+    """Vectors over all places. What stands in one that no replica has means nothing, and is finite."""
 
     __slots__ = (
         "_arrivals_per_s",
@@ -67,153 +74,194 @@ class Field:
         "_capacity",
         "_dirty",
         "_expires",
+        "_free",
         "_grid",
-        "_index",
         "_live",
         "_others_running",
+        "_places",
         "_rates",
+        "_rows",
         "_tau_s",
         "_told",
         "arrivals",
-        "barred",
         "born",
-        "candidates",
         "crowding",
-        "elder",
         "ends",
         "factor",
         "least_factor",
         "opened",
         "others",
+        "replicas",
         "running",
         "stall",
         "started",
-        "youngest",
+        "weight",
     )
 
-    def __init__(
-        self,
-        candidates: Sequence[Replica],
-        rates: dict[Replica, Rates],
-        tau_s: float,
-        now: float,
-        former: Field | None = None,
-    ) -> None:
-        """`former` are the vectors over the candidates of before: what it knows need not be looked up again."""
-        size = len(candidates)
-        self.candidates = candidates
+    ends: Vector
+    """When its prefills are expected to be done."""
+    others: Vector
+    """Prefill seconds of others."""
+    running: Vector
+    """Requests in flight, others' included."""
+    _others_running: Vector
+    """Those of others among them."""
+    _expires: Vector
+    """When the report of others is too old to say anything; infinite when it says nothing now."""
+    stall: Vector
+    """Seconds for which each of them rests in a second of prefill."""
+    factor: Vector
+    """Of its speed."""
+    opened: Vector
+    """Overhead of a prefill pass, seconds, where a prompt waits already, whose pass another joins; else 0."""
+    _arrivals_per_s: Vector
+    _busy: Vector
+    arrivals: Vector
+    """Arrivals a second over twice the idle share: of the value function of M/G/1."""
+    _live: Vector
+    _capacity: Vector
+    crowding: Vector
+    """Live tokens over capacity and weight."""
+    born: Vector
+    """When it joined, or its cache was last seen to be empty."""
+    started: Vector
+    """When it joined, or was made ready again."""
+    weight: Vector
+    """Its share of traffic."""
+
+    def __init__(self, rates: dict[Replica, Rates], tau_s: float) -> None:
         self._rates = rates
         self._tau_s = tau_s
-        self._index = {replica: i for i, replica in enumerate(candidates)}
-        self._told: list[tuple[float, ...]] = [()] * size
+        self._grid = -inf
+        self._places: dict[Replica, int] = {}
+        self._dirty: set[Replica] = set()
+        """Replicas of which something changed since their elements were set."""
+        self.replicas: list[Replica | None] = []
+        """Whose each place is."""
+        self._told: list[tuple[float, ...]] = []
         """What the last report of each changed here."""
-        self._dirty = set(candidates)
-        """Replicas of which something changed since their vectors' elements were set."""
-        self._grid = floor(now / GRID_S) * GRID_S
-        self.ends: Vector = np.zeros(size)
-        """When its prefills are expected to be done."""
-        self.others: Vector = np.zeros(size)
-        """Prefill seconds of others."""
-        self.running: Vector = np.zeros(size)
-        """Requests in flight, others' included."""
-        self._others_running: Vector = np.zeros(size)
-        """Those of others among them."""
-        self._expires: Vector = np.full(size, inf)
-        """When the report of others is too old to say anything; infinite when it says nothing now."""
-        self.stall: Vector = np.zeros(size)
-        """Seconds for which each of them rests in a second of prefill."""
-        paces = [replica.speed.pace for replica in candidates]
-        self.factor: Vector = np.array(paces)
-        """Of its speed."""
-        self.opened: Vector = np.zeros(size)
-        """Overhead of a prefill pass, seconds, where a prompt waits already, whose pass another joins; else 0."""
-        self.least_factor = min(paces)
-        """The best speed there is, or was since the vectors were brought up."""
-        self._arrivals_per_s: Vector = np.zeros(size)
-        self._busy: Vector = np.zeros(size)
-        self.arrivals: Vector = np.zeros(size)
-        """Arrivals a second over twice the idle share: of the value function of M/G/1."""
-        self._live: Vector = np.zeros(size)
-        self._capacity: Vector = np.ones(size)
-        self.crowding: Vector = np.zeros(size)
-        """Live tokens over capacity and weight."""
-        self.born: Vector = np.array([replica.since for replica in candidates])
-        """When it joined, or its cache was last seen to be empty."""
-        self.started: Vector = np.array([replica.started for replica in candidates])
-        """When it joined, or was made ready again."""
-        self.youngest = float(self.started.max())
-        """When the last of them was."""
-        self.elder = float(np.sort(self.started)[(size - 1) // 2])
-        """When half of them were."""
-        weightless = np.array([replica.weight <= 0.0 for replica in candidates])
-        self.barred = weightless if weightless.any() and not weightless.all() else None
-        """Which may get no new sessions: those without weight, unless none has any. None when all may."""
-        if former is not None:
-            self._take_over(former)
+        self._free: list[int] = []
+        """Places that nobody has."""
+        self.least_factor = NOBODYS_FACTOR
+        """The best speed there is, or was since time last went on."""
+        self._rows: Vector = np.empty((len(_NOBODYS), 0))
+        """All of the vectors, so that a place's elements can be set in one operation."""
+        self._grow()
 
-    def _take_over(self, former: Field) -> None:
-        kept = [replica for replica in self.candidates if replica in former._index]
-        here = np.array([self._index[replica] for replica in kept], np.intp)
-        there = np.array([former._index[replica] for replica in kept], np.intp)
-        for name in _COPIED:
-            getattr(self, name)[here] = getattr(former, name)[there]
-        self._grid = former._grid
-        self._dirty.difference_update(kept)
-        self._dirty.update(replica for replica in former._dirty if replica in self._index)
+    def _grow(self) -> None:
+        old = len(self.replicas)
+        size = 2 * old or PLACES
+        rows = np.empty((len(_NOBODYS), size))
+        rows[:, :old] = self._rows
+        rows[:, old:] = np.array(_NOBODYS)[:, np.newaxis]
+        self._rows = rows
+        (
+            self.ends,
+            self.others,
+            self.running,
+            self._others_running,
+            self._expires,
+            self.stall,
+            self.factor,
+            self.opened,
+            self._arrivals_per_s,
+            self._busy,
+            self.arrivals,
+            self._live,
+            self._capacity,
+            self.crowding,
+            self.born,
+            self.started,
+            self.weight,
+        ) = rows
+        self.replicas += [None] * (size - old)
+        self._told += [()] * (size - old)
+        self._free += range(size - 1, old - 1, -1)
 
-    def index(self, replica: Replica) -> int:
-        """Its place in the vectors. Raises KeyError when it is no candidate."""
-        return self._index[replica]
+    # Who has a place
 
-    def changed(self, replica: Replica) -> None:
+    def place(self, replica: Replica) -> int:
+        """Where its elements are. Raises KeyError when it has no place."""
+        return self._places[replica]
+
+    def replica(self, place: int) -> Replica:
+        """Whose place it is; it must be somebody's."""
+        replica = self.replicas[place]
+        assert replica is not None
+        return replica
+
+    def add(self, replica: Replica, now: float) -> None:
+        """Give it a place. Nothing happens when it has one."""
+        if replica in self._places:
+            return
+        if not self._free:
+            self._grow()
+        i = self._places[replica] = self._free.pop()
+        self.replicas[i] = replica
+        self._set(replica, now)
+
+    def remove(self, replica: Replica) -> None:
+        """It has left. Nothing happens when it has no place."""
+        i = self._places.pop(replica, None)
+        if i is not None:
+            self._dirty.discard(replica)
+            self.replicas[i] = None
+            self._told[i] = ()
+            self._rows[:, i] = _NOBODYS
+            self._free.append(i)
+
+    # What happens
+
+    def changed(self, replica: Replica, now: float) -> None:
         """Something happened there."""
-        i = self._index.get(replica)
-        if i is None:
+        if replica not in self._places:
             return
         if len(self._dirty) < MOST_DIRTY:
             self._dirty.add(replica)
+            pace = replica.speed.pace
+            if pace < self.least_factor:
+                self.least_factor = pace
         else:
-            self._set(i, replica)
-        pace = replica.speed.pace
-        if pace < self.least_factor:
-            self.least_factor = pace
+            self._set(replica, now)
 
-    def reported(self, replica: Replica) -> None:
+    def reported(self, replica: Replica, now: float) -> None:
         """As `changed`, but seen to at once: a thousand reports must not wait for one request.
 
         Most say nothing new: nobody else is there, and the capacities are those of before.
         """
-        i = self._index.get(replica)
+        i = self._places.get(replica)
         if i is None:
             return
         told = (replica.others_running, replica.others_tokens, replica.speed.pace, replica.cache.capacity)
         if told == self._told[i] and not (replica.others_running or replica.others_tokens):
             return
         self._told[i] = told
-        self._set(i, replica)
-        self.least_factor = min(self.least_factor, replica.speed.pace)
+        self._set(replica, now)
+
+    def settled(self, replica: Replica, now: float) -> None:
+        """As `changed`, seen to at once: its state or weight is another."""
+        if replica in self._places:
+            self._set(replica, now)
 
     def bring_up(self, now: float) -> None:
         """Bring all vectors up to the grid's present point and to what happened."""
-        grid = floor(now / GRID_S) * GRID_S
-        if grid > self._grid:
-            self._pass(grid)
-        if len(self._dirty) > MOST_DIRTY:
-            self._fill()
-        else:
-            for replica in self._dirty:
-                self._set(self._index[replica], replica)
+        self._pass(now)
         if self._dirty:
+            for replica in self._dirty:
+                self._set(replica, now)
             self._dirty.clear()
 
-    def _pass(self, grid: float) -> None:
+    def _pass(self, now: float) -> None:
         """Time went on, for all of them alike."""
+        grid = floor(now / GRID_S) * GRID_S
+        if grid <= self._grid:
+            return
         passed, self._grid = grid - self._grid, grid
         self._arrivals_per_s *= exp(-passed / self._tau_s)
         self._busy *= exp(-passed / self._tau_s)
         self._live *= exp(-passed / LIVE_TAU_S)
-        self.arrivals = self._arrivals_per_s / (2.0 * (1.0 - np.minimum(self._busy, MOST_BUSY)))
-        self.crowding = self._live / self._capacity
+        np.divide(self._arrivals_per_s, 2.0 * (1.0 - np.minimum(self._busy, MOST_BUSY)), out=self.arrivals)
+        np.divide(self._live, self._capacity, out=self.crowding)
         self.least_factor = float(self.factor.min())
         old = self._expires < grid
         if old.any():
@@ -222,56 +270,41 @@ class Field:
             self.others[old] = 0.0
             self._expires[old] = inf
 
-    def _set(self, i: int, replica: Replica) -> None:
+    def _set(self, replica: Replica, now: float) -> None:
+        """Bring the elements of one that has a place up to what is known of it."""
+        self._pass(now)
         now = self._grid
-        self.born[i] = replica.since
-        self.ends[i] = replica.prefill_ends
+        speed = replica.speed
+        pace = speed.pace
+        if pace < self.least_factor:
+            self.least_factor = pace
         running = cost.requests(replica, now)
-        self.running[i] = running
-        self._others_running[i] = running - replica.in_flight
-        self.others[i] = cost.others_s(replica, now)
-        self._expires[i] = _expiry(replica, now)
-        self.factor[i] = replica.speed.pace
-        self.opened[i] = replica.speed.overhead_s if replica.pending else 0.0
-        self.stall[i] = replica.speed.decode[2]
-        self._live[i] = live = replica.cache.live(now)
-        self._capacity[i] = capacity = replica.cache.capacity * max(replica.weight, 1e-9)
-        self.crowding[i] = live / capacity
+        live = replica.cache.live(now)
+        capacity = replica.cache.capacity * max(replica.weight, 1e-9)
+        arrivals = busy = 0.0
         rates = self._rates.get(replica)
         if rates is not None:
             left = rates.left(self._tau_s, now)
-            self._arrivals_per_s[i] = rates.arrivals * left
-            self._busy[i] = busy = rates.busy * left
-            self.arrivals[i] = rates.arrivals * left / (2.0 * (1.0 - min(busy, MOST_BUSY)))
-
-    def _fill(self) -> None:
-        """As `_set` for each that is dirty, but column by column: at a router's start all of a fleet are new at once.
-
-        So many are dirty only after they were new, and what has happened to one since was set at once (`changed`): when
-        they were born and how fast they are stands as it was made.
-        """
-        now = self._grid
-        replicas = self.candidates
-        at: slice | list[int] = slice(None)
-        if len(self._dirty) < len(replicas):
-            replicas = list(self._dirty)
-            at = [self._index[replica] for replica in replicas]
-        live = np.array([replica.cache.live(now) for replica in replicas])
-        capacity = np.array([replica.cache.capacity for replica in replicas])
-        capacity *= np.maximum([replica.weight for replica in replicas], 1e-9)
-        self.ends[at] = [replica.prefill_ends for replica in replicas]
-        self.running[at] = [replica.in_flight for replica in replicas]
-        self._others_running[at] = 0.0
-        self.others[at] = 0.0
-        self._expires[at] = inf
-        self.opened[at] = [replica.speed.overhead_s if replica.pending else 0.0 for replica in replicas]
-        self.stall[at] = [replica.speed.decode[2] for replica in replicas]
-        self._live[at] = live
-        self._capacity[at] = capacity
-        self.crowding[at] = live / capacity
-        for replica in replicas:
-            if replica.others_running or replica.others_tokens or replica in self._rates:
-                self._set(self._index[replica], replica)
+            arrivals, busy = rates.arrivals * left, rates.busy * left
+        self._rows[:, self._places[replica]] = (
+            replica.prefill_ends,
+            cost.others_s(replica, now),
+            running,
+            running - replica.in_flight,
+            _expiry(replica, now),
+            speed.decode[2],
+            pace,
+            speed.overhead_s if replica.pending else 0.0,
+            arrivals,
+            busy,
+            arrivals / (2.0 * (1.0 - min(busy, MOST_BUSY))),
+            live,
+            capacity,
+            live / capacity,
+            replica.since,
+            replica.started,
+            replica.weight,
+        )
 
 
 def _expiry(replica: Replica, now: float) -> float:
@@ -281,19 +314,11 @@ def _expiry(replica: Replica, now: float) -> float:
     return replica.others_at + cost.REPORT_MAX_AGE_S
 
 
-_COPIED = (
-    "ends",
-    "others",
-    "running",
-    "_others_running",
-    "_expires",
-    "stall",
-    "opened",
-    "_arrivals_per_s",
-    "_busy",
-    "arrivals",
-    "_live",
-    "_capacity",
-    "crowding",
+_NOBODYS = (
+    *(0.0, 0.0, 0.0, 0.0, inf),  # ends, others, running, those of others, when they expire
+    *(0.0, NOBODYS_FACTOR, 0.0),  # stall, factor, opened
+    *(0.0, 0.0, 0.0),  # arrivals a second, busy, arrivals
+    *(0.0, 1.0, 0.0),  # live, capacity, crowding
+    *(0.0, 0.0, 0.0),  # born, started, weight
 )
-"""Vectors of what is known of a replica whoever the other candidates are, but for what is looked up for all anew."""
+"""The elements of a place that no replica has, in the order of the rows."""

@@ -16,6 +16,7 @@ from policies.field import Field, Rates, Vector
 from policies.hashing import rendezvous
 from policies.policy import Policy
 from policies.scoring import shortlist
+from policies.selection import Selection
 from policies.speed import unit_prefill_s
 from policies.types import Candidate, Choice, Needs, Reason, Replica, Request, Resident, Snapshot
 
@@ -80,7 +81,8 @@ class SessionAffinity(Policy):
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         self._rates: dict[Replica, Rates] = {}
-        self._field: Field | None = None
+        self._field = Field(self._rates, self.config.rate_tau_s)
+        self._selection: Selection | None = None
         self._fleet_changed = False
 
     def pick(self, request: Request, candidates: Sequence[Replica], now: float) -> Choice:
@@ -90,7 +92,7 @@ class SessionAffinity(Policy):
         incumbent = residents[0] if len(residents) == 1 else self._incumbent(request)
         prompt = request.prompt_tokens if request.prompt_tokens > 0 else 0
         wait_s, prefill_s, stay_s = self._resident_s(incumbent, request, now)
-        field = self._over(candidates, now)
+        selection, field = self._over(candidates, now), self._field
         # No other can cost less than a full prefill at the fleet's best speed, or than what holds it, too.
         bound = field.least_factor * unit_prefill_s(prompt, 0)
         if len(residents) > 1:
@@ -98,13 +100,13 @@ class SessionAffinity(Policy):
         reason, best = Reason.HOME, incumbent.replica
         held: Resident | None = incumbent
         if stay_s > bound + self.config.hysteresis_s:
-            costs = self._costs(field, request, now)
-            costs[self._newborn(field, incumbent, now)] = np.inf
+            costs = self._costs(selection, request, now)
+            costs[self._newborn(incumbent, now)] = np.inf
             for other in residents:
-                costs[field.index(other.replica)] = self._resident_s(other, request, now)[2]
-            least = int(costs.argmin())
+                costs[field.place(other.replica)] = self._resident_s(other, request, now)[2]
+            least = selection.least(costs)
             if stay_s > costs[least] + self.config.hysteresis_s:
-                best = field.candidates[least]
+                best = field.replica(least)
                 held = next((r for r in residents if r.replica is best), None)
                 reason = Reason.SPLIT if request.concurrent else Reason.MOVED
                 wait_s, prefill_s = self._seconds(best, held, request, now)
@@ -114,24 +116,30 @@ class SessionAffinity(Policy):
     def explain(self, request: Request, candidates: Sequence[Replica], now: float) -> Choice:
         choice = self.pick(request, candidates, now)
         held = {resident.replica: resident for resident in request.residents}
-        field = self._over(candidates, now)
-        field.bring_up(now)
-        newborn = self._newborn(field, self._incumbent(request), now) if held else None
+        selection = self._over(candidates, now)
+        self._field.bring_up(now)
+        newborn = self._newborn(self._incumbent(request), now) if held else None
         weighed = [
-            self._terms(replica, field, held.get(replica), request, now, self._barred(replica, held, field, newborn))
+            self._terms(
+                replica, selection, held.get(replica), request, now, self._barred(replica, held, selection, newborn)
+            )
             for replica in candidates
         ]
         choice.candidates = shortlist(weighed, choice.replica, EXPLAINED)
         return choice
 
     def _barred(
-        self, replica: Replica, held: dict[Replica, Resident], field: Field, newborn: NDArray[np.bool_] | None
+        self,
+        replica: Replica,
+        held: dict[Replica, Resident],
+        selection: Selection,
+        newborn: NDArray[np.bool_] | None,
     ) -> str:
-        """Why the replica cannot get the request whatever it costs; empty when it can."""
-        i = field.index(replica)
+        """Why the candidate cannot get the request whatever it costs; empty when it can."""
         if replica in held:
             return ""
-        if field.barred is not None and field.barred[i]:
+        i = self._field.place(replica)
+        if selection.shut[i]:
             return "weight"
         return "grace" if newborn is not None and newborn[i] else ""
 
@@ -174,9 +182,9 @@ class SessionAffinity(Policy):
         rates = self._rates.get(replica)
         return rates.delay(self.config.rate_tau_s, now) if rates is not None else 0.0
 
-    def _costs(self, field: Field, request: Request, now: float) -> Vector:
-        """Seconds on each candidate, none of the prompt being resident. Never NaN; infinite where none may go."""
-        config = self.config
+    def _costs(self, selection: Selection, request: Request, now: float) -> Vector:
+        """Seconds in each place, none of the prompt being resident. Never NaN; infinite where none may go."""
+        config, field = self.config, self._field
         field.bring_up(now)
         wait = field.ends - now
         np.maximum(wait, 0.0, out=wait)
@@ -197,37 +205,32 @@ class SessionAffinity(Policy):
         costs += config.theta_s * field.crowding
         if config.spread_s:
             costs += config.spread_s * field.running
-        if slow_start.some_start(field, config.slow_start_s, now):
-            costs += slow_start.extra_s(field, config.slow_start_s, now)
-        if field.barred is not None:
-            costs[field.barred] = np.inf
+        if slow_start.some_start(selection, config.slow_start_s, now):
+            costs += slow_start.extra_s(selection, config.slow_start_s, now)
+        costs[selection.shut] = np.inf
         return costs
 
-    def _newborn(self, field: Field, incumbent: Resident, now: float) -> NDArray[np.bool_]:
+    def _newborn(self, incumbent: Resident, now: float) -> NDArray[np.bool_]:
         """Scale-out moves nobody: replicas that joined lately are for those who have no KV to lose."""
         grace_s = self.config.grace_s
         # Younger than the incumbent by more than the time in which a fleet starts.
-        mask: NDArray[np.bool_] = field.born > max(now - grace_s, incumbent.replica.since + 0.1 * grace_s)
+        mask: NDArray[np.bool_] = self._field.born > max(now - grace_s, incumbent.replica.since + 0.1 * grace_s)
         return mask
 
     # What is answered
 
     def _place(self, request: Request, candidates: Sequence[Replica], now: float) -> Choice:
         """Nothing of the prompt is resident anywhere: the least seconds, ties by rendezvous."""
-        field = self._over(candidates, now)
-        costs = self._costs(field, request, now)
-        best = int(costs.argmin())
-        least = costs.item(best)
-        ties = costs <= least + TIE_S
-        near = [field.candidates[best]]
-        if np.count_nonzero(ties) > 1:
-            near = [field.candidates[int(i)] for i in np.flatnonzero(ties)]
+        field = self._field
+        costs = self._costs(self._over(candidates, now), request, now)
+        least = costs.min()
+        near = [field.replica(place) for place in np.flatnonzero(costs <= least + TIE_S).tolist()]
         if request.key is None:
             # Nobody will come back to it: among equals the one left longest.
-            replica = min(near, key=lambda r: (cost.requests(r, now), r.last_lease))
+            replica = min(near, key=lambda r: (cost.requests(r, now), r.last_lease, r.id))
             return self._choice(replica, Reason.NO_SESSION, request, now)
         home = request.last_home
-        if home is not None and costs[field.index(home)] <= least + self.config.hysteresis_s:
+        if home is not None and costs[field.place(home)] <= least + self.config.hysteresis_s:
             # A session that begins anew (compacted, or a client without history): the tools may still be there.
             return self._choice(home, Reason.HOME, request, now)
         replica = near[0] if len(near) == 1 else rendezvous(request.key, near)
@@ -241,16 +244,23 @@ class SessionAffinity(Policy):
         return Choice(replica, reason, wait_s, 0, prefill_s)
 
     def _terms(
-        self, replica: Replica, field: Field, resident: Resident | None, request: Request, now: float, barred: str
+        self,
+        replica: Replica,
+        selection: Selection,
+        resident: Resident | None,
+        request: Request,
+        now: float,
+        barred: str,
     ) -> Candidate:
         """The cost of one candidate, term by term; infinite when it is `barred`, for the reason given."""
         wait_s, prefill_s = self._seconds(replica, resident, request, now)
         if resident is None:  # as in _costs
-            i = field.index(replica)
+            field = self._field
+            i = field.place(replica)
             wait_s = max(0.0, float(field.ends[i]) - now) + float(field.others[i])
             running, lam = float(field.running[i]), float(field.arrivals[i])
             crowding = self.config.theta_s * float(field.crowding[i])
-            start = float(slow_start.extra_s(field, self.config.slow_start_s, now)[i])
+            start = float(slow_start.extra_s(selection, self.config.slow_start_s, now)[i])
         else:  # as in _resident_s
             start = 0.0
             running, lam, crowding = cost.requests(replica, now), self._arrivals(replica, now), 0.0
@@ -272,41 +282,44 @@ class SessionAffinity(Policy):
 
     def observe(self, event: Event) -> None:
         if isinstance(event, LoadReported):
-            if self._field is not None:
-                self._field.reported(event.replica)
-            return
-        if isinstance(event, Routed):
+            self._field.reported(event.replica, event.at)
+        elif isinstance(event, Routed):
             replica, seconds = event.choice.replica, event.choice.prefill_s
             if replica.pending > 1:  # it joins the pass of what waits
                 seconds = max(0.0, seconds - replica.speed.overhead_s)
             self._sent(replica, seconds, event.at)
         elif isinstance(event, RoutedElsewhere):
-            replica = event.replica
-            self._sent(replica, event.prefill_s, event.at)
+            self._sent(event.replica, event.prefill_s, event.at)
+        elif isinstance(event, _OF_THE_FLEET):
+            self._fleet_changed = True
+            if isinstance(event, ReplicaAdded):
+                self._field.add(event.replica, event.at)
+            elif isinstance(event, ReplicaRemoved):
+                self._field.remove(event.replica)
+                self._rates.pop(event.replica, None)
+            else:
+                self._field.settled(event.replica, event.at)
         else:
-            replica = event.replica
-            if isinstance(event, _OF_THE_FLEET):
-                self._fleet_changed = True
-                if isinstance(event, ReplicaRemoved):
-                    self._rates.pop(replica, None)
-        if self._field is not None:
-            self._field.changed(replica)
+            self._field.changed(event.replica, event.at)
 
     def _sent(self, replica: Replica, prefill_s: float, now: float) -> None:
         rates = self._rates.get(replica)
         if rates is None:
             rates = self._rates[replica] = Rates()
         rates.add(prefill_s, self.config.rate_tau_s, now)
+        self._field.changed(replica, now)
 
-    def _over(self, candidates: Sequence[Replica], now: float) -> Field:
-        """The vectors over these candidates, as of now."""
-        field = self._field
-        if field is not None and field.candidates is candidates:
-            return field
-        made = Field(candidates, self._rates, self.config.rate_tau_s, now, field)
-        # What failed requests leave of the candidates is asked for once: no reason to drop what is kept up to date.
-        if field is None or self._fleet_changed or len(candidates) > len(field.candidates):
-            self._field = made
+    def _over(self, candidates: Sequence[Replica], now: float) -> Selection:
+        """These candidates among all."""
+        selection = self._selection
+        if selection is not None and selection.candidates is candidates:
+            return selection
+        for replica in candidates:  # who was not told of the fleet can choose all the same
+            self._field.add(replica, now)
+        made = Selection(self._field, candidates)
+        # What failed requests leave of the candidates is asked for once: no reason to forget the whole of them.
+        if selection is None or self._fleet_changed or len(candidates) > len(selection.candidates):
+            self._selection = made
             self._fleet_changed = False
         return made
 

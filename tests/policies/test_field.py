@@ -1,4 +1,4 @@
-"""The vectors over the candidates: however many change at once, they say the same."""
+"""The vectors over the replicas: whatever came and went, and when it was seen to, they say what is so."""
 
 from __future__ import annotations
 
@@ -6,13 +6,28 @@ from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from policies.field import MOST_DIRTY, Field, Rates
+from policies.field import MOST_DIRTY, PLACES, Field, Rates
 from policies.registry import make
+from policies.selection import Selection
 from policies.types import Load, Replica, Request
 from tests.fakes.fleet import fleet
 
-VECTORS = ("born", "ends", "others", "running", "stall", "factor", "opened", "arrivals", "crowding")
+VECTORS = (
+    "born",
+    "ends",
+    "others",
+    "running",
+    "stall",
+    "factor",
+    "opened",
+    "arrivals",
+    "crowding",
+    "started",
+    "weight",
+)
 
 
 def _lived(seed: int, count: int) -> tuple[list[Replica], dict[Replica, Rates]]:
@@ -30,29 +45,106 @@ def _lived(seed: int, count: int) -> tuple[list[Replica], dict[Replica, Rates]]:
         replica.speed.factor = random.uniform(0.5, 2.0)
         replica.speed.slowness = random.choice((1.0, 2.5))
         balancer.report(replica, Load(now, running=random.randrange(9), waiting_tokens=random.randrange(10**5)), now)
+        balancer.set_weight(replica, random.choice((0.0, 1.0, 3.0)), now)
     # Only some were sent anything lately.
     return list(balancer.ready), dict(list(rates.items())[::3])
+
+
+def _seen(field: Field, replicas: list[Replica]) -> dict[str, list[float]]:
+    places = [field.place(replica) for replica in replicas]
+    return {name: getattr(field, name)[places].tolist() for name in VECTORS}
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_many_changes_at_once_are_seen_as_one_by_one(seed: int) -> None:
     replicas, rates = _lived(seed, MOST_DIRTY + 8)
     now = 25.0
-    whole = Field(replicas, rates, 120.0, now)
-    whole.bring_up(now)
-    single = Field(replicas, rates, 120.0, now)
-    single._dirty.clear()
-    for start in range(0, len(replicas), MOST_DIRTY):
-        for replica in replicas[start : start + MOST_DIRTY]:
-            single.changed(replica)
-        single.bring_up(now)
-    for name in VECTORS:
-        np.testing.assert_array_equal(getattr(whole, name), getattr(single, name), err_msg=name)
-    assert len(set(whole.running)) > 3
-    assert list(whole.factor) == [replica.speed.factor * replica.speed.slowness for replica in replicas]
-    assert whole.others.any()
-    assert whole.opened.any()
+    told, asked = Field(rates, 120.0), Field(rates, 120.0)
+    for replica in replicas:
+        told.add(replica, now)
+        asked.add(Replica("another"), now)
+        asked.add(replica, 0.0)  # when nothing of the present was known
+    for replica in replicas:
+        asked.changed(replica, now)
+        asked.bring_up(now)
+    told.bring_up(now)
+    seen = _seen(told, replicas)
+    assert seen == _seen(asked, replicas)
+    assert len(set(seen["running"])) > 3
+    assert seen["factor"] == [replica.speed.factor * replica.speed.slowness for replica in replicas]
+    assert seen["weight"] == [replica.weight for replica in replicas]
+    assert seen["ends"] == [replica.prefill_ends for replica in replicas]
+    assert any(seen["others"])
+    assert any(seen["opened"])
     later = now + 11.0
-    whole.bring_up(later)
-    single.bring_up(later)
-    np.testing.assert_array_equal(whole.running, single.running)
+    told.bring_up(later)
+    asked.bring_up(later)
+    assert _seen(told, replicas) == _seen(asked, replicas)
+    assert _seen(told, replicas)["running"] == [replica.in_flight for replica in replicas], "others' reports are old"
+
+
+@pytest.mark.parametrize("how", ["changed", "reported", "settled"])
+def test_what_happens_is_seen_however_it_is_told_and_however_much_else_happened(how: str) -> None:
+    field = Field({}, 120.0)
+    replicas = [Replica(str(n)) for n in range(3 * PLACES)]
+    for replica in replicas:
+        field.add(replica, 0.0)
+    for n, replica in enumerate(replicas):
+        replica.others_running, replica.others_at = n + 1, 5.0
+        getattr(field, how)(replica, 5.0)
+    field.bring_up(5.0)
+    assert _seen(field, replicas)["running"] == [n + 1 for n in range(len(replicas))]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=120))
+def test_a_place_is_its_replicas_until_that_leaves(steps: list[tuple[bool, int]]) -> None:
+    """Each has its own elements, whoever had the place before, and none that has left is a candidate."""
+    field = Field({}, 120.0)
+    replicas = [Replica(str(n), weight=n + 1.0, since=float(n)) for n in range(41)]
+    there: set[Replica] = set()
+    for joins, n in steps:
+        replica = replicas[n]
+        if joins:
+            field.add(replica, 0.0)
+            there.add(replica)
+        else:
+            field.changed(replica, 0.0)
+            field.remove(replica)
+            there.discard(replica)
+        field.bring_up(0.0)
+        assert field.least_factor == (1.0 if there else field.least_factor)
+    members = sorted(there, key=lambda replica: replica.id)
+    assert len({field.place(replica) for replica in members}) == len(members)
+    for replica in members:
+        place = field.place(replica)
+        assert field.replica(place) is replica
+        assert (field.weight[place], field.born[place]) == (replica.weight, replica.since)
+    assert {replica for replica in field.replicas if replica is not None} == there
+    for vector in VECTORS:
+        assert np.isfinite(getattr(field, vector)).all(), "a place that nobody has must not make others' costs NaN"
+    if members:
+        selection = Selection(field, members[1:] or members)
+        assert {field.replica(int(i)) for i in np.flatnonzero(~selection.shut)} == set(members[1:] or members)
+
+
+def test_a_replica_that_has_left_is_not_the_fastest_any_more() -> None:
+    field = Field({}, 120.0)
+    slow, fast = Replica("slow"), Replica("fast")
+    slow.speed.factor, fast.speed.factor = 2.0, 0.5
+    field.add(slow, 0.0)
+    field.add(fast, 0.0)
+    assert field.least_factor == 0.5
+    field.remove(fast)
+    field.bring_up(2.0)
+    assert field.least_factor == 2.0
+
+
+def test_among_equal_costs_the_candidate_first_in_order_of_id_is_taken_whenever_it_joined() -> None:
+    field = Field({}, 120.0)
+    late, early, dear = Replica("z"), Replica("b"), Replica("a")
+    for replica in (late, early, dear):
+        field.add(replica, 0.0)
+    costs = np.full(len(field.replicas), np.inf)
+    costs[[field.place(late), field.place(early)]] = 1.0
+    costs[field.place(dear)] = 1.5
+    assert field.replica(Selection(field, (dear, early, late)).least(costs)) is early

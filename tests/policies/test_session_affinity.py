@@ -213,9 +213,9 @@ def test_a_replica_without_weight_is_the_last_resort() -> None:
 
 
 def test_a_new_session_goes_where_the_wait_is_least() -> None:
-    balancer = _start()
-    a, b, c = balancer.ready
-    b.prefill_ends, c.prefill_ends = 3.0, 60.0
+    balancer = _start("")
+    for replica in (a := Replica("a"), Replica("b", prefill_ends=3.0), Replica("c", prefill_ends=60.0)):
+        balancer.join(replica, 0.0)
     for n in range(50):
         choice = balancer.explain(_main(key=b"%d" % n), 1.0)
         assert (choice.replica, choice.reason) == (a, Reason.NEW)
@@ -956,9 +956,9 @@ def test_rendezvous_order_is_bounded_by_load() -> None:
 
 
 def test_ties_within_a_millisecond_are_settled_by_rendezvous_among_the_near_only() -> None:
-    balancer = _start()
-    a, b, c = balancer.ready
-    b.prefill_ends, c.prefill_ends = 1.0005, 1.002
+    balancer = _start("")
+    for replica in (a := Replica("a"), b := Replica("b", prefill_ends=1.0005), Replica("c", prefill_ends=1.002)):
+        balancer.join(replica, 0.0)
     chosen = set()
     for n in range(200):
         key = b"%d" % n
