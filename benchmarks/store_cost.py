@@ -1,9 +1,9 @@
-"""What sharing through a store costs a router: CPU of its process before the stand-ins of `benchmarks.run`, with a
-store and without, in turn.
+"""What sharing through a store costs a router: CPU of its process before the stand-ins of `benchmarks.run`, beside
+one that shares nothing. Both serve the same load at the same time, so that whatever the machine does, it does to both.
 
-Prints a JSON line for each row, medians. `known`: each client keeps its session; `new`: every request is of a session
-of its own; `stream`: for each chunk. `store_ops_per_request` and `store_bytes_per_request` are what the store was asked
-for, and the memory that it took, by its own INFO.
+Prints a JSON line for each row, medians, and the ratios of all repeats. `known`: each client keeps its session; `new`:
+every request is of a session of its own; `stream`: for each chunk. `store_ops_per_request` and
+`store_bytes_per_request` are what the store was asked for, and the memory that it took, by its own INFO.
 
     python -m benchmarks.store_cost
     python -m benchmarks.store_cost new --repeats 7
@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -90,65 +90,84 @@ async def _push(plan: load.Plan, new: bool) -> load.Tally:
     return tally
 
 
-def cost_us(row: str, store: str, folder: Path) -> tuple[float, int]:
-    """CPU of a fresh router's process: microseconds for each request, or chunk under `stream`; how many requests."""
+class Cost(NamedTuple):
+    """Of a fresh router's process."""
+
+    us: float
+    """CPU for each request, or chunk under `stream`, microseconds."""
+    requests: int
+
+
+def pair(row: str, store: str, folder: Path) -> tuple[Cost, Cost]:
+    """One that shares nothing, and one that shares through this store."""
     shape = run.SHAPES[SHAPES[row]]
-    stream = row == "stream"
     concurrency = int(shape.load[shape.load.index("--concurrency") + 1])
     size = int(shape.load[shape.load.index("--body-kb") + 1]) * 1024
     chunks = int(shape.backend[shape.backend.index("--chunks") + 1])
     backend = run.start_backend(shape.backend)
     try:
-        with fleet.routers(1, URLS, store, folder) as [router]:
-            port = int(router.url.rpartition(":")[2])
-            plan = load.Plan(
-                host="127.0.0.1",
-                port=port,
-                path="/v1/chat/completions",
-                stream=stream,
-                chunks=chunks,
-                concurrency=concurrency,
-                seconds=COST_S,
-                body_bytes=size,
-                ramp_s=0.0,
-                session_header="x-session-affinity",
-            )
-            before = processes.cost(router.pid)
-            tally = uvloop.run(_push(plan, row == "new"))
-            after = processes.cost(router.pid)
+        with ExitStack() as stack:
+            routers = []
+            for name, url in ("alone", ""), ("shared", store):
+                (folder / name).mkdir(exist_ok=True)
+                routers += stack.enter_context(fleet.routers(1, URLS, url, folder / name))
+            plans = [
+                load.Plan(
+                    host=fleet.HOST,
+                    port=int(router.url.rpartition(":")[2]),
+                    path="/v1/chat/completions",
+                    stream=row == "stream",
+                    chunks=chunks,
+                    concurrency=concurrency,
+                    seconds=COST_S,
+                    body_bytes=size,
+                    ramp_s=0.0,
+                    session_header="x-session-affinity",
+                )
+                for router in routers
+            ]
+            before = [processes.cost(router.pid).cpu_s for router in routers]
+            tallies = uvloop.run(_push_all(plans, row == "new"))
+            used_s = [processes.cost(router.pid).cpu_s - was for router, was in zip(routers, before, strict=True)]
     finally:
         processes.stop(backend)
-    if tally.failed or tally.broken_streams:
-        raise SystemExit(f"{row}: {tally.failed} failed, {tally.broken_streams} broken")
-    return 1e6 * (after.cpu_s - before.cpu_s) / (len(tally.transit_ns) if stream else tally.done), tally.done
+    for tally in tallies:
+        if tally.failed or tally.broken_streams:
+            raise SystemExit(f"{row}: {tally.failed} failed, {tally.broken_streams} broken")
+    alone, shared = (
+        Cost(1e6 * cpu_s / (len(tally.transit_ns) if row == "stream" else tally.done), tally.done)
+        for cpu_s, tally in zip(used_s, tallies, strict=True)
+    )
+    return alone, shared
+
+
+async def _push_all(plans: Sequence[load.Plan], new: bool) -> list[load.Tally]:
+    return await asyncio.gather(*(_push(plan, new) for plan in plans))
 
 
 def costs(server: Server, folder: Path, rows: Sequence[str], repeats: int) -> None:
     for row in rows:
-        found: dict[str, list[float]] = {"": [], server.url: []}
-        commands = held = requests = 0
+        pairs = []
+        commands = held = 0
         for _ in range(repeats):
-            for store, values in found.items():
-                server.ask("FLUSHALL")
-                before = info(server)
-                cost, done = cost_us(row, store, folder)
-                values.append(cost)
-                if store:
-                    requests += done
-                    after = info(server)
-                    commands += after.commands - before.commands
-                    held += after.bytes - before.bytes
-        own, shared = (statistics.median(values) for values in found.values())
+            server.ask("FLUSHALL")
+            before = info(server)
+            pairs.append(pair(row, server.url, folder))
+            after = info(server)
+            commands += after.commands - before.commands
+            held += after.bytes - before.bytes
+        requests = sum(shared.requests for _, shared in pairs)
+        ratios = [shared.us / alone.us for alone, shared in pairs]
         unit = "chunk" if row == "stream" else "request"
         line = {
             "cost": row,
-            f"us_per_{unit}": round(own, 1),
-            f"us_per_{unit}_shared": round(shared, 1),
-            "ratio": round(shared / own, 2),
+            f"us_per_{unit}": round(statistics.median(alone.us for alone, _ in pairs), 1),
+            f"us_per_{unit}_shared": round(statistics.median(shared.us for _, shared in pairs), 1),
+            "ratio": round(statistics.median(ratios), 3),
+            "ratios": [round(ratio, 3) for ratio in ratios],
             "store_ops_per_request": round(commands / requests, 2),
             "store_bytes_per_request": round(held / requests),
             "requests_per_s": round(requests / repeats / COST_S),
-            "repeats": repeats,
         }
         print(json.dumps(line), flush=True)
 
@@ -156,7 +175,7 @@ def costs(server: Server, folder: Path, rows: Sequence[str], repeats: int) -> No
 def main() -> None:
     cli = argparse.ArgumentParser(description="What sharing costs a router.")
     cli.add_argument("rows", nargs="*", help=f"of {', '.join(SHAPES)} (default: all)")
-    cli.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
+    cli.add_argument("--repeats", type=int, default=5, help="default: %(default)s")
     args = cli.parse_args()
     if unknown := [row for row in args.rows if row not in SHAPES]:
         cli.error(f"unknown row {unknown[0]!r}: one of {', '.join(SHAPES)}")
