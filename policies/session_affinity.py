@@ -263,7 +263,7 @@ class SessionAffinity(Policy):
             start = float(slow_start.extra_s(selection, self.config.slow_start_s, now)[i])
         else:  # as in _resident_s
             start = 0.0
-            running, lam, crowding = cost.requests(replica, now), self._arrivals(replica, now), 0.0
+            running, lam, crowding = float(cost.requests(replica, now)), self._arrivals(replica, now), 0.0
         queue, prefill, neighbours, arrivals, spread = self._parts(replica, wait_s, prefill_s, running, lam)
         terms = {
             "queue": queue,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Flag, StrEnum, auto
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from policies.residency import Shadow
 from policies.speed import Speed
@@ -108,7 +108,7 @@ class Replica:
     """Stable name, equal on all routers and across restarts: the URL unless configured."""
     weight: float = 1.0
     """Share of traffic relative to others, for policies that honour it."""
-    address: object = None
+    address: Any = None
     """What the driver reaches it by. The core never looks inside."""
     state: State = State.READY
     since: float = 0.0
@@ -299,5 +299,5 @@ class Snapshot:
     """A policy's own state for people to look at."""
 
     policy: str
-    parameters: dict[str, object] = field(default_factory=dict)
-    state: dict[str, object] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)

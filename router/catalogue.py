@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-import sys
-from textwrap import dedent
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from policies import registry
@@ -13,23 +13,33 @@ from policies import registry
 
 def catalogue() -> list[dict[str, Any]]:
     """Each policy with its module's first line, its parameters with defaults, and what these mean."""
-    return [
-        {
-            "policy": name,
-            "summary": (sys.modules[policy.__module__].__doc__ or "").partition("\n")[0],
-            "parameters": registry.parameters(name),
-            "meanings": _meanings(policy.Config),
-        }
-        for name, policy in registry.POLICIES.items()
-    ]
+    found = []
+    for name, policy in registry.POLICIES.items():
+        source = _source(policy.__module__)
+        found.append(
+            {
+                "policy": name,
+                "summary": (ast.get_docstring(source) or "").partition("\n")[0],
+                "parameters": registry.parameters(name),
+                "meanings": _meanings(source, policy.Config.__name__),
+            }
+        )
+    return found
 
 
-def _meanings(config: type[Any]) -> dict[str, str]:
+def _source(module: str) -> ast.Module:
+    """Of a module, which may be compiled: then it lies beside, as it does in every wheel."""
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return ast.parse(Path(spec.origin).with_name(f"{module.rpartition('.')[2]}.py").read_bytes())
+
+
+def _meanings(source: ast.Module, config: str) -> dict[str, str]:
     """The text below each field of a dataclass, in one line."""
-    (tree,) = ast.parse(dedent(inspect.getsource(config))).body
-    assert isinstance(tree, ast.ClassDef)
+    body = next((each.body for each in source.body if isinstance(each, ast.ClassDef) and each.name == config), [])
     found = {}
-    for field, text in zip(tree.body, tree.body[1:], strict=False):
+    for field, text in zip(body, body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
             found[field.target.id] = inspect.cleandoc(ast.literal_eval(text.value)).replace("\n", " ")
     return found

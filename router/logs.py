@@ -162,8 +162,8 @@ class AccessLog:
         self.sample = sample
         self._due = 0.5
         """Lines owed: it grows by `sample` with each request that went well."""
-        self._thread = threading.Thread(target=self._drain, name="access-log", daemon=True)
-        self._thread.start()
+        self._writer = threading.Thread(target=self._drain, name="access-log", daemon=True)
+        self._writer.start()
 
     def write(self, exchange: Exchange, outcome: Outcome, usage: Usage | None, now: float) -> None:
         """Add the line of a finished request, unless it went well and is not of the sample."""
@@ -201,7 +201,7 @@ class AccessLog:
             self._batches.put(None, timeout=2)
         except queue.Full:
             return
-        self._thread.join(2)
+        self._writer.join(2)
 
     def _drain(self) -> None:
         torn = False

@@ -143,7 +143,7 @@ class Gate:
         self.activations += 1
         self._crowded_at = now
         self.tenures.begin(live, now)
-        self.limit_tokens = self.tenures.tokens
+        self.limit_tokens = float(self.tenures.tokens)
         self._fall(now)
 
     def _capacity(self) -> int:

@@ -32,7 +32,7 @@ def key(number: int) -> bytes:
 
 def turn(at: Balancer, session: int, tokens: int, now: float, head: int = 0) -> Lease:
     """A whole one. Its body begins with `head` and grows; none of it is the same under another head."""
-    blocks = [hash((session, head, number)) & (2**64 - 1) for number in range(tokens // 1_000)]
+    blocks = tuple(hash((session, head, number)) & (2**64 - 1) for number in range(tokens // 1_000))
     lease = at.acquire(Request(key(session), fingerprint=7, prompt_tokens=tokens, blocks=blocks), now)
     lease.first_token(now)
     lease.finish(DONE, Usage(tokens, 0, 50), now)
