@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--disconnect-seconds", type=float, default=defaults.disconnect_seconds, help="until a leaving client is seen")
     add("--keep-alive-seconds", type=float, default=defaults.keep_alive_seconds, help="until idle connections close")
     add("--api-key", help="key that requests must carry")
+    add("--enable-response-store", action="store_true", dest="response_store", help="keep responses, for their ids")
     add(
         "--cache-report",
         action=argparse.BooleanOptionalAction,

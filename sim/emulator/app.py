@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sim.emulator import admin, control, errors, info, loads, metrics
+from sim.emulator import admin, control, errors, info, loads, metrics, stored
 from sim.emulator.chat import chat, completions
 from sim.emulator.engine import Engine
 from sim.emulator.errors import ApiError, ClientGone
@@ -48,11 +48,13 @@ _GET: dict[str, Handler] = {
     "/get_server_info": info.server_info,
     "/v1/models": info.models,
     "/v1/models/{model:path}": info.model,
+    "/v1/responses/{response_id}": stored.retrieve,
     "/v1/loads": loads.loads,
     "/_emulator/log": control.log,
 }
 _POST: dict[str, Handler] = {
     "/v1/messages/count_tokens": count_tokens,
+    "/v1/responses/{response_id}/cancel": stored.cancel,
     "/tokenize": info.tokenize,
     "/v1/tokenize": info.tokenize,
     "/abort_request": admin.abort_request,

@@ -31,6 +31,8 @@ class EmulatorConfig:
     cache_report: bool = True
     default_include_usage: bool = False
     """Streams carry the usage chunk unless the client asks otherwise."""
+    response_store: bool = False
+    """Responses are kept, so that they can be gone on from, asked for by id and made in the background."""
     api_key: str | None = None
     output_tokens: int = 32
     """Length at which an answer ends by itself, when `ignore_eos` is not set and `max_tokens` is not smaller."""

@@ -12,6 +12,7 @@ from sim.emulator.answer import Answer, Generation, Record, new_id
 from sim.emulator.config import EmulatorConfig
 from sim.emulator.faults import Faults
 from sim.emulator.scheduler import Scheduler
+from sim.emulator.stored import ResponseStore
 from sim.replica import QueueFull, Work
 
 LOG_LIMIT = 1000
@@ -25,6 +26,7 @@ class Engine:
         self.schedulers = [Scheduler(config, rank, self._tell) for rank in range(config.dp_size)]
         """By data-parallel rank."""
         self.faults = Faults()
+        self.responses = ResponseStore() if config.response_store else None
         self.log: deque[Record] = deque(maxlen=LOG_LIMIT)
         self.requests = 0
         """Inference requests received."""

@@ -12,13 +12,23 @@ QUEUE_FULL = "The request queue is full."
 class ApiError(Exception):
     """A refused request. `kind` is the body's `type`, which for errors of the HTTP layer is their status."""
 
-    def __init__(self, status: int, message: str, kind: str = "BadRequestError", *, validation: bool = False) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "BadRequestError",
+        *,
+        validation: bool = False,
+        param: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.kind = kind
         self.validation = validation
         """Found before the endpoint ran; such errors look the same on (nearly) all of them."""
+        self.param = param
+        """The field or part of the path that is at fault, where the engine names it."""
 
 
 class ClientGone(Exception):
@@ -45,7 +55,7 @@ def flat(error: ApiError) -> dict[str, Any]:
         "object": "error",
         "message": error.message,
         "type": error.kind,
-        "param": None,
+        "param": error.param,
         "code": error.status,
     }
 

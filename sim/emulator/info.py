@@ -108,6 +108,7 @@ def _arguments(config: EmulatorConfig, port: int) -> dict[str, Any]:
         "enable_hierarchical_cache": False,
         "enable_cache_report": config.cache_report,
         "stream_response_default_include_usage": config.default_include_usage,
+        "enable_response_store": config.response_store,
         "enable_metrics": True,
         "enable_http2": False,
         "disaggregation_mode": "null",
@@ -128,6 +129,8 @@ def _flags(config: EmulatorConfig, port: int) -> list[str]:
         flags += ["--dp-size", str(config.dp_size)]
     if config.cache_report:
         flags.append("--enable-cache-report")
+    if config.response_store:
+        flags.append("--enable-response-store")
     return flags
 
 

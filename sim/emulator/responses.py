@@ -9,33 +9,49 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sim.emulator import body as bodies
-from sim.emulator import errors, streams, tokens
+from sim.emulator import errors, stored, streams, tokens
 from sim.emulator.answer import Answer, Generation, new_id
 from sim.emulator.engine import Engine
+from sim.emulator.stored import ResponseStore
 from sim.replica import QueueFull
 
 
 async def responses(request: Request) -> Response:
-    """POST /v1/responses, without a response store. A stream's headers and first event come at once."""
+    """POST /v1/responses. A stream's headers and first event come at once."""
     engine: Engine = request.app.state.engine
     body = await bodies.read(request, "v1_responses_request")
     given = bodies.require(body, "input", request, "v1_responses_request")
+    stored.check(engine, body)
+    store, previous = engine.responses, body.get("previous_response_id")
+    history = [] if store is None or previous is None else list(store.history(previous))
+    history += [{"role": "user", "content": given}] if isinstance(given, str) else given
     chat = [("system", str(body["instructions"]))] if body.get("instructions") else []
-    chat += [("user", given)] if isinstance(given, str) else [_message(item) for item in given]
+    chat += map(_message, history)
     prompt = tokens.conversation(chat, body.get("tools"))
     model = bodies.model(body)
     wanted = bodies.sampling(body, "max_output_tokens")
     form = _Form(engine, body, model)
     try:
-        answer = bodies.submit(engine, request, body, prompt, wanted)
+        answer = bodies.submit(engine, request, {**body, "rid": form.id}, prompt, wanted)
     except QueueFull:
         if wanted.stream:
             return streams.EventStream(engine, _refusal(form))
         raise errors.queue_full() from None
+    if store is not None and body.get("store", True):
+        store.begin(form.id, history)
+    else:
+        store = None
     if wanted.stream:
-        return streams.EventStream(engine, _events(answer, form), answer)
+        return streams.EventStream(engine, _events(answer, form, store), answer)
+    if store is not None and body.get("background"):
+        queued = form.response(answer, "queued", [])
+        store.run(queued, answer, form.complete)
+        return JSONResponse(queued)
     await streams.attended(request, answer, answer.done())
-    return JSONResponse(form.complete(answer))
+    complete = form.complete(answer)
+    if store is not None:
+        store.put(complete)
+    return JSONResponse(complete)
 
 
 def _message(item: Any) -> tokens.Message:
@@ -50,7 +66,7 @@ class _Form:
     """Bodies for one request."""
 
     def __init__(self, engine: Engine, body: dict[str, Any], model: str) -> None:
-        self.id = f"resp_{new_id()}"
+        self.id = str(body.get("request_id") or f"resp_{new_id()}")
         self.item_id = f"msg_{new_id()}"
         self._engine = engine
         self._body = body
@@ -117,7 +133,7 @@ class _Form:
         return answer.cached_tokens if self._engine.config.cache_report else 0
 
 
-async def _events(answer: Answer, form: _Form) -> AsyncIterator[bytes]:
+async def _events(answer: Answer, form: _Form, store: ResponseStore | None) -> AsyncIterator[bytes]:
     number = 0
 
     def event(kind: str, **fields: Any) -> bytes:
@@ -137,7 +153,10 @@ async def _events(answer: Answer, form: _Form) -> AsyncIterator[bytes]:
         else:
             for kind, fields in _closing(form, generation, place):
                 yield event(kind, **fields)
-    yield event("response.completed", response=form.complete(answer))
+    complete = form.complete(answer)
+    if store is not None:
+        store.put(complete)
+    yield event("response.completed", response=complete)
 
 
 def _closing(form: _Form, generation: Generation, place: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
