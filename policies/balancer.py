@@ -25,7 +25,8 @@ from policies.lease import Lease
 from policies.lookup import Found, look_up, unsure
 from policies.policy import Policy
 from policies.regret import Regret
-from policies.sharing import Note, hear
+from policies.responses import PREFIX, Responses
+from policies.sharing import Note, hear, stale
 from policies.types import TRIALS, Choice, Load, Outcome, Reason, Replica, Request, State, Usage
 
 
@@ -51,6 +52,7 @@ class Balancer:
         self.told = False
         """Whether a policy learns from requests at all: an event nobody hears is not made."""
         self.directory = directory if directory is not None else Directory()
+        self.responses = Responses(self.directory.max_sessions, self.directory.idle_s)
         self.replicas: dict[str, Replica] = {}
         self.leases = 0
         """Leases ever opened."""
@@ -170,10 +172,17 @@ class Balancer:
         replica.others_at = max(at, replica.others_at)
 
     def hear(self, note: Note, now: float) -> None:
-        """Take another router's word for a conversation's home. Nothing happens for a replica that is not known."""
+        """Take another router's word for a conversation's home, or anyone's for a response's issuer.
+
+        Nothing happens for a replica that is not known.
+        """
         replica = self.replicas.get(note.replica)
-        if replica is not None:
+        if replica is None:
+            return
+        if not note.key.startswith(PREFIX):
             hear(self.directory, replica, note, now)
+        elif not stale(note, replica):
+            self.responses.put(note.key, replica.id, now)
 
     def cache_cleared(self, replica: Replica, now: float) -> None:
         """Its KV cache is empty: nothing placed there until now is resident any more."""
@@ -234,7 +243,7 @@ class Balancer:
     def acquire(self, request: Request, now: float) -> Lease:
         """Choose a replica and open a lease on it. Raises NoReplica when there is none to choose."""
         found = look_up(self.directory, request, now)
-        choice = self._stay(request, found, now) if self._finishing else None
+        choice = self._bound(request, found, now) if self._finishing or request.response is not None else None
         if choice is None:
             candidates = self._candidates(request)
             choice = self._as_proposed(request, now) or self.policy.pick(request, candidates, now)
@@ -242,6 +251,8 @@ class Balancer:
             if self.shadow is not None:
                 self._compare(choice, self.shadow, request, candidates, now)
         lease = Lease(self, request, choice, now)
+        if request.issuer is not None and request.response is not None:
+            self.responses.put(request.response, request.issuer.id, now)
         if request.key is not None and request.turn:
             settling.place(lease, self.directory, found, now)
             if self.on_home is not None:
@@ -265,7 +276,7 @@ class Balancer:
         self, choose: Callable[[Request, Sequence[Replica], float], Choice], request: Request, now: float
     ) -> Choice:
         found = look_up(self.directory, request, now)
-        choice = self._stay(request, found, now) if self._finishing else None
+        choice = self._bound(request, found, now) if self._finishing or request.response is not None else None
         if choice is None:
             choice = self._complete(choose(request, self._candidates(request), now), request, found)
         return choice
@@ -278,6 +289,26 @@ class Balancer:
         if not (given.replica.present and _takes(given.replica)):
             return None
         return Choice(given.replica, given.reason, cost.expected_wait(given.replica, now))
+
+    def _bound(self, request: Request, found: Found, now: float) -> Choice | None:
+        """The choice that is no policy's: of a request that only one replica can answer, or that stays."""
+        if request.response is not None:
+            request.issuer = issuer = self.issuer(request, now)
+            if issuer is not None:
+                return self._complete(Choice(issuer, Reason.HOME, cost.expected_wait(issuer, now)), request, found)
+        return self._stay(request, found, now) if self._finishing else None
+
+    def issuer(self, request: Request, now: float) -> Replica | None:
+        """The replica that has the response that the request names, if it may be sent the request; else None.
+
+        One that drains gets no turn any more, but who asks for what it has, or cancels it, asks for nothing new.
+        """
+        issuer = None if request.response is None else self.responses.issuer(request.response, now)
+        replica = None if issuer is None else self.replicas.get(issuer)
+        if replica is None or replica in request.failed:
+            return None
+        serves = replica.state in _SERVE or (replica.state is State.DRAINING and not request.turn)
+        return replica if serves else None
 
     def _stay(self, request: Request, found: Found, now: float) -> Choice | None:
         """The choice of a conversation that is resident only on replicas that finish their sessions: it is no policy's.
@@ -383,6 +414,9 @@ class Balancer:
 
 
 _id = attrgetter("id")
+
+_SERVE = (State.READY, State.FINISHING, State.HALF_OPEN)
+"""States in which a replica is sent what only it can answer."""
 
 
 def _takes(replica: Replica) -> bool:

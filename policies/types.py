@@ -147,6 +147,8 @@ class Replica:
     """Those of nobody we know, as the last two reports both saw them. Only the Balancer changes it."""
     incarnation: str = ""
     """The engine's process, equal on all routers; empty while unknown. Set by the driver."""
+    keeps_responses: bool = True
+    """Unless its engine says that it keeps no responses to go on from. Set by the driver."""
     reports_cached: bool = False
     """It was seen to report cached tokens: its 0 means none, not unknown."""
     speed: Speed = field(default_factory=Speed, repr=False)
@@ -220,6 +222,10 @@ class Request:
     """Replicas already tried for this request; never candidates again. While it is placed, those at a cap, too."""
     estimate_tokens: int = -1
     """Set by the Balancer: `prompt_tokens` as the driver estimated them."""
+    response: bytes | None = None
+    """Key of the response that it goes on from, asks for or cancels, see `policies.responses`."""
+    issuer: Replica | None = None
+    """Set by the Balancer: the replica that has that response, when it was chosen for that alone."""
 
 
 @dataclass(slots=True)

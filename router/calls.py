@@ -68,7 +68,8 @@ class Report(Call, tag="report"):
 
 
 class Hear(Call, tag="hear"):
-    """Another router told of a conversation's home, as `policies.sharing.Note` has it."""
+    """Another router told of a conversation's home, as `policies.sharing.Note` has it; or it was told, by
+    this router's own answers or another, that the replica issued a response."""
 
     at: float
     replica: int
@@ -115,6 +116,8 @@ class Asked(Call):
     failed: list[int] = []
     blocks: bytes = b""
     """8 bytes for each: as chained as the request's own."""
+    response: str | None = None
+    """Key of the response of `/v1/responses` that it names."""
 
 
 class Acquire(Asked, tag="acquire"):

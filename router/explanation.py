@@ -63,6 +63,8 @@ def table(choice: Choice, request: Request) -> dict[str, Any]:
 def sentence(choice: Choice, request: Request) -> str:
     """Why that replica, in words. Both as `Balancer.explain` left them."""
     chosen, reason = choice.replica, choice.reason
+    if request.issuer is chosen:
+        return f"goes to {chosen.id}: the response that it goes on from is there alone"
     if reason is Reason.HOME:
         return f"stays on {chosen.id}: {_staying(choice, request)}"
     if reason in (Reason.MOVED, Reason.SPLIT):

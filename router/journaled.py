@@ -199,6 +199,8 @@ class JournaledBalancer(Balancer):
             line.key = request.key.hex()
         if request.parent is not None:
             line.parent = request.parent.hex()
+        if request.response is not None:
+            line.response = request.response.hex()
         if request.failed:
             line.failed = [self._numbers[replica] for replica in request.failed if replica in self._numbers]
         # Hashes of bodies alone: unkeyed, they would let whoever reads the journal confirm a guess of a prompt.

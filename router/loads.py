@@ -45,6 +45,8 @@ class Info:
     host_capacity_tokens: int | None = None
     ranks: int | None = None
     """Its data-parallel size."""
+    keeps_responses: bool = True
+    """Unless it says otherwise."""
 
 
 def from_loads(body: bytes, now: float, rank: int | None = None) -> Report:
@@ -128,6 +130,7 @@ def from_server_info(body: bytes, rank: int | None = None) -> Info:
     mark = said.get("startup_time")
     info = Info(None if mark is None else json.dumps(mark, sort_keys=True)[:1000])
     info.ranks = _count(said.get("dp_size")) or None
+    info.keeps_responses = said.get("enable_response_store") is not False
     per_rank, ranks = _count(said.get("max_total_num_tokens")), info.ranks or 1
     info.capacity_tokens = per_rank * (ranks if rank is None else 1) if per_rank else None
     ratio = _number(said.get("hicache_ratio"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from policies.types import Cause, Outcome, Usage
+from router.proxy.guard import shown
 
 if TYPE_CHECKING:
     from router.proxy.exchange import Exchange
@@ -80,7 +81,7 @@ def line(exchange: Exchange, outcome: Outcome, usage: Usage | None, now: float) 
         _rounded(time.time()),
         exchange.identifier.decode("latin-1"),
         exchange.method.decode("latin-1"),
-        exchange.target.split(b"?", 1)[0][:256].decode("latin-1"),
+        shown(exchange.target),
         outcome.cause,
         outcome.phase,
         exchange.tries,

@@ -195,6 +195,7 @@ class _Poll:
                         self._restarted("its startup_time changed")
                         self._info = info
                     self._replica.incarnation = _incarnation(info.mark)
+                    self._replica.keeps_responses = info.keeps_responses
             except (OSError, ValueError) as error:
                 log.debug("replica %s: %s: %s", self._replica.id, path, error)
             return

@@ -13,12 +13,13 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from policies.balancer import Balancer, NoReplica
 from policies.lease import Lease
 from policies.residency import Home
+from policies.responses import asked, issued
 from policies.sharing import Note, Own, note_of, notes_of, proposed, withdrawn
 from policies.types import Replica, Request
 from router.metrics import histogram
@@ -121,6 +122,8 @@ class Sharing:
         self._untold_orders: dict[str, bytes | None] = {}
         self._withdrawn: deque[Note] = deque(maxlen=MAX_UNTOLD)
         """Homes that were proposed, and came to nothing."""
+        self._issued: deque[Note] = deque(maxlen=MAX_UNTOLD)
+        """Responses that were issued."""
         self._loads: dict[str, Own] = {}
         """As last told."""
         self._whole_at = -math.inf
@@ -163,7 +166,7 @@ class Sharing:
         if self.up:
             try:
                 async with asyncio.timeout(self.timeout_s):
-                    while self._untold or self._withdrawn:
+                    while self._untold or self._withdrawn or self._issued:
                         await self._tell_some()
                     await self.store.tell(Message(self.name, leaving=True))
             except (StoreError, TimeoutError) as error:
@@ -189,19 +192,27 @@ class Sharing:
 
         The Balancer has heard by then what is known. If nothing is, the place that it chooses now is taken in the
         store, so that who asks next hears of it, and holds here, too. None when there is nothing to ask, or nobody.
+        Of a request that names a response which is not known here, the store is asked who issued that, and no more.
         """
-        if not self._unknown(request.key, now):
-            return None
-        try:
-            request.proposed = self._balancer.propose(request, now)
-        except NoReplica:
-            return None
-        note = proposed(request, request.proposed)
+        if request.response is not None and self._balancer.responses.issuer(request.response, now) is None:
+            note = asked(request.response) if self._reachable(now) else None
+        else:
+            note = self._session(request, now)
         if note is None:
             return None
         claim = Claim(self, note)
         claim.task = asyncio.create_task(self._claim(claim, then))
         return claim
+
+    def _session(self, request: Request, now: float) -> Note | None:
+        """The place that a session unknown here is to have; None when there is nothing to ask."""
+        if not request.turn or not self._unknown(request.key, now):
+            return None
+        try:
+            request.proposed = self._balancer.propose(request, now)
+        except NoReplica:
+            return None
+        return proposed(request, request.proposed)
 
     def _unknown(self, key: bytes | None, now: float) -> bool:
         """Whether the store may know more of a session than this router does, and can be asked."""
@@ -210,6 +221,10 @@ class Sharing:
         branches = self._balancer.directory.branches(key, now)
         if branches and (branches[0].last_use >= self._gap_at or any(branch.open for branch in branches)):
             return False
+        return self._reachable(now)
+
+    def _reachable(self, now: float) -> bool:
+        """Whether the store can be asked; it is counted when not."""
         if not self.up or now < self._ask_at:
             self.claims["not_asked"] += 1
             return False
@@ -256,6 +271,11 @@ class Sharing:
             self.notes["dropped"] += 1
         self._wake.set()
 
+    def tell_issued(self, note: Note) -> None:
+        """Have the others know, likewise, which replica issued a response."""
+        self._issued.append(note)
+        self._wake.set()
+
     @property
     def untold(self) -> int:
         """Homes that wait to be told."""
@@ -277,7 +297,7 @@ class Sharing:
             await self._tell_some()
         else:
             await self._reach()
-        if self._untold:
+        if self._untold or self._withdrawn or self._issued:
             self._wake.set()
         await asyncio.sleep(TELL_S)
 
@@ -288,13 +308,13 @@ class Sharing:
         loads = self._own_loads()
         changed = loads if whole else _changed(self._loads, loads)
         homes = list(self._untold)[:MAX_AT_ONCE]
-        if not (homes or changed or whole or self._untold_orders or self._withdrawn):
+        if not (homes or changed or whole or self._untold_orders or self._withdrawn or self._issued):
             return
-        withdrawals = [self._withdrawn.popleft() for _ in range(min(len(self._withdrawn), MAX_AT_ONCE))]
+        withdrawals, responses = _some(self._withdrawn), _some(self._issued)
         leases = {home: self._untold.pop(home) for home in homes}
         orders, self._untold_orders = self._untold_orders, {}
         # What is there is told last: it may be where another proposal came to nothing.
-        notes = [*withdrawals, *(note for lease in leases.values() if (note := note_of(lease)) is not None)]
+        notes = [*withdrawals, *responses, *(note for lease in leases.values() if (note := note_of(lease)) is not None)]
         try:
             async with asyncio.timeout(self.timeout_s):
                 if whole:
@@ -303,6 +323,7 @@ class Sharing:
         except BaseException:
             # What was not told waits again, before what came since.
             self._withdrawn.extendleft(reversed(withdrawals))
+            self._issued.extendleft(reversed(responses))
             self._untold = {**{h: lease for h, lease in leases.items() if h not in self._untold}, **self._untold}
             self._untold_orders = {**orders, **self._untold_orders}
             raise
@@ -394,15 +415,27 @@ class Sharing:
         keys = [key for key, _ in directory.lately(now - directory.idle_s)]
         for at in range(0, len(keys), RESTORED_AT_ONCE):
             branches = (branch for key in keys[at : at + RESTORED_AT_ONCE] for branch in directory.branches(key, now))
-            notes = [note for branch in branches for note in notes_of(branch)]
-            try:
-                async with asyncio.timeout(self.timeout_s):
-                    await self.store.restore(notes)
-            except (StoreError, TimeoutError) as error:
-                self._trouble("restore", error)
-                self._epoch = "not restored"  # once more when it is there again
+            if not await self._give_back([note for branch in branches for note in notes_of(branch)]):
                 return
-            self.notes["restored"] += len(notes)
+        responses = self._balancer.responses
+        issuers = list(responses.lately(now - responses.idle_s))
+        for at in range(0, len(issuers), RESTORED_AT_ONCE):
+            some = issuers[at : at + RESTORED_AT_ONCE]
+            fleet = self._balancer.replicas
+            if not await self._give_back([issued(key, fleet[name]) for key, name in some if name in fleet]):
+                return
+
+    async def _give_back(self, notes: Sequence[Note]) -> bool:
+        """Whether the store took them."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await self.store.restore(notes)
+        except (StoreError, TimeoutError) as error:
+            self._trouble("restore", error)
+            self._epoch = "not restored"  # once more when it is there again
+            return False
+        self.notes["restored"] += len(notes)
+        return True
 
     def _trouble(self, what: str, error: Exception) -> None:
         self.faults[what] += 1
@@ -410,6 +443,11 @@ class Sharing:
         if self.up:
             log.warning("the store does not do its work (%s): %s; going on by own knowledge", what, self.why)
         self.up = False
+
+
+def _some(notes: deque[Note]) -> list[Note]:
+    """The first of them, taken out, as many as fit a message."""
+    return [notes.popleft() for _ in range(min(len(notes), MAX_AT_ONCE))]
 
 
 def _changed(before: Mapping[str, Own], now: Mapping[str, Own]) -> dict[str, Own]:

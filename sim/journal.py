@@ -82,6 +82,7 @@ def request(row: Row) -> Request:
         prompt_tokens=row.count("prompt_tokens") if "prompt_tokens" in row.values else 0,
         blocks=blocks(row),
         turn=row.values.get("turn") is not False,
+        response=_bytes(row, "response"),
     )
 
 

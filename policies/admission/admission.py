@@ -194,7 +194,7 @@ class Admission:
             if (0 < most <= replica.in_flight)
             or (0 < most_tokens < replica.in_flight_tokens + tokens and replica.in_flight)
         )
-        if not full:
+        if not full or ((issuer := balancer.issuer(request, now)) is not None and issuer not in full):
             return full
         able = set(balancer.ready)
         if (finishing := balancer.stays(request, now)) is not None:
@@ -204,6 +204,9 @@ class Admission:
     def _acquire(self, request: Request, full: tuple[Replica, ...], now: float) -> Lease:
         if not full:
             return self._balancer.acquire(request, now)
+        if self._balancer.issuer(request, now) in full:
+            # Others can take what comes, so that nobody waits for this one: it must neither hold them up nor go there.
+            raise self._shed(ShedReason.WAIT_TOO_LONG, self._room_again_s(now))
         failed = request.failed
         request.failed = failed + full
         try:

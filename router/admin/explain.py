@@ -13,6 +13,7 @@ from policies.types import Request as Asked
 from router import errors, explanation
 from router.admin.answers import Refused, body_of, number_of
 from router.admin.sessions import key_of
+from router.identity import responses
 from router.proxy.exchange import BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Explain:
         asked = Asked(
             identity.key, identity.parent, identity.fingerprint, len(body) // BYTES_PER_TOKEN, identity.blocks
         )
+        if body and not identity.encoded and (response := responses.previous(body)) is not None:
+            asked.response = router.identity.response_key(response, tenant)
         if session := request.query_params.get("session"):
             asked.key, asked.parent = key_of(router, session, tenant), None
         given = request.query_params.get("prompt_tokens")

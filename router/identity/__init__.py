@@ -17,6 +17,7 @@ Decided once for the whole router:
   request in others), `x-request-id`, `x-correlation-id`, `previous_response_id`.
 """
 
+from router.identity import responses
 from router.identity.fingerprint import chain
 from router.identity.identity import CREDENTIALS, Identity, IdentityRules
 from router.identity.rules import DEFAULT_RULES, BodyRule, HeaderRule, Rule, parse_rules
@@ -31,4 +32,5 @@ __all__ = [
     "Rule",
     "chain",
     "parse_rules",
+    "responses",
 ]

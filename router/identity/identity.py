@@ -8,6 +8,7 @@ from hashlib import blake2b
 
 import msgspec
 
+from policies.responses import PREFIX
 from router.identity.body import ERRORS, BodyReader, string
 from router.identity.fingerprint import fingerprint
 from router.identity.rules import DEFAULT_RULES, BodyRule, HeaderRule, Rule
@@ -160,6 +161,11 @@ class IdentityRules:
     def digest_of(self, session: str, tenant: bytes = b"") -> bytes:
         """The key of a session by its own value, as a client, or this tenant, would send it in a header."""
         return self._digest(session.encode(), tenant)
+
+    def response_key(self, response: str, tenant: bytes = b"") -> bytes | None:
+        """The key of a response of `/v1/responses` by its id, this tenant's; None when the id cannot be one."""
+        value = response.encode()
+        return PREFIX + self._digest(b"\x00response\x00" + value, tenant) if self._usable(value) else None
 
     def _usable(self, value: bytes) -> bool:
         return 0 < len(value) <= self._max and len(value.translate(None, _CONTROLS)) == len(value)

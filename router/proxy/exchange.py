@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from policies.admission import Priority, Shed, Ticket
 from policies.balancer import NoReplica
 from policies.lease import Lease
+from policies.responses import issued
 from policies.types import OUTCOMES, Cause, Phase, Replica, Request, State, Usage
 from router import errors
 from router.errors import Refusal
+from router.identity import responses
 from router.proxy import guard, usage
 from router.proxy.connection import UpstreamConnection
 from router.proxy.headers import Header, named_in_connection, request_head, response_head
@@ -80,6 +82,7 @@ class Exchange:
         "identifier",
         "identity",
         "keep_alive",
+        "kept",
         "known",
         "lease",
         "method",
@@ -163,6 +166,8 @@ class Exchange:
         self.connection: UpstreamConnection | None = None
         self.connect_task: asyncio.Task[None] | None = None
         self.repeatable = False
+        self.kept = False
+        """Its answer is a response that the replica keeps, to be gone on from or asked for by its id."""
         self.tries = 0
         self.resent = False
         self.why = ""
@@ -216,7 +221,7 @@ class Exchange:
             return
         proxy.budget.earn()
         self._identify(route)
-        if proxy.sharing is not None and self.request.turn:
+        if proxy.sharing is not None and (self.request.turn or self.request.response is not None):
             self.claim = proxy.sharing.ask(self.request, self.received_at, self._dispatch)
             if self.claim is not None:
                 return
@@ -250,6 +255,20 @@ class Exchange:
         request.turn = self.body_bytes > 0 and route.turn
         request.prompt_tokens = self.body_bytes // BYTES_PER_TOKEN if request.turn else 0
         self.admitted = self.body_bytes == 0  # a list of models costs an engine nothing: it need not wait
+        if route.response is not None:
+            self._name_response(route.response)
+
+    def _name_response(self, named: str | None) -> None:
+        """Which response it goes on from or asks for, and whether its answer is one. `named`: by the path."""
+        identity = self.identity
+        assert identity is not None
+        if not named and self.body_bytes and not identity.encoded:
+            if len(self.body) > 1:
+                self.body = [b"".join(self.body)]
+            named = responses.previous(self.body[0])
+            self.kept = responses.kept(self.body[0])
+        if named:
+            self.request.response = self.proxy.identity.response_key(named, identity.tenant)
 
     def _dispatch(self) -> None:
         """Find a place: at once, or after waiting in the room. A request that was let in does not wait again."""
@@ -394,6 +413,8 @@ class Exchange:
             out = []
         if fragments and not self.first_byte_at:
             self._first_byte()
+            if self.kept and self.status == 200:
+                self._remember(self._beginning or fragments[0][: usage.HEAD_BYTES])
         if self._chunk_out:
             for fragment in fragments:
                 out.append(b"%x\r\n%b\r\n" % (len(fragment), fragment))
@@ -496,6 +517,19 @@ class Exchange:
             self.lease.first_token(now)
         self.proxy.metrics.first_byte(self.lease.choice.reason, now - self.received_at)
 
+    def _remember(self, beginning: bytes) -> None:
+        """The answer begins with the id of a response that only this replica has: before the client knows it, too."""
+        proxy, lease, identity = self.proxy, self.lease, self.identity
+        response = responses.issued(beginning)
+        if response is None or lease is None or identity is None or not lease.replica.keeps_responses:
+            return
+        key = proxy.identity.response_key(response, identity.tenant)
+        if key is not None:
+            note = issued(key, lease.replica)
+            proxy.balancer.hear(note, self.first_byte_at)
+            if proxy.sharing is not None:
+                proxy.sharing.tell_issued(note)
+
     def hold_back(self) -> None:
         """The client does not keep up: read no more from the replica, whose own pace is not seen any more."""
         if self.connection is not None:
@@ -537,7 +571,8 @@ class Exchange:
         self.request.failed += self._struck(replica, why)
         if not (repeatable or self.repeatable):
             self.refuse(refusal)
-        elif self.tries >= proxy.tries:
+        elif self.tries >= proxy.tries or self.request.issuer is replica:
+            # Any other than the issuer would say that there is no such response.
             self.refuse(errors.QUEUE_FULL if why in _BUSY else errors.TRIES_EXHAUSTED)
         elif replica.state is not State.EJECTED and not proxy.budget.spend():
             # What waited on a replica that is out by now costs nothing: it is as many as were there, and no more come.

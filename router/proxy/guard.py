@@ -111,12 +111,22 @@ class Route:
     """The body may hold a turn of a conversation."""
     turn: bool
     """The engine prefills what the body holds of a conversation, and keeps it."""
+    response: str | None
+    """Of the responses API: the id in the path, empty where there is none. None: another API."""
 
 
 def route(target: bytes) -> Route:
     """The same for equal targets but for their queries."""
     path = target.split(b"?", 1)[0]
     return _cached(path) if len(path) <= MAX_CACHED_BYTES else _route(path)
+
+
+def shown(target: bytes) -> str:
+    """The target's path for logs, cut to a length. A response's id is left out: who has it can read the response."""
+    path = target.split(b"?", 1)[0][:256].decode("latin-1")
+    before, responses, rest = path.partition("/responses/")
+    _, slash, action = rest.partition("/")
+    return f"{before}{responses}{{id}}{slash}{action}" if rest else path
 
 
 def is_repeatable(method: bytes, route: Route) -> bool:
@@ -135,6 +145,7 @@ def _route(target: bytes) -> Route:
         repeatable=api in REPEATABLE_PATHS,
         conversation=conversation,
         turn=conversation and not path.endswith("count_tokens"),
+        response=_response(api),
     )
 
 
@@ -170,6 +181,12 @@ def _is_admin(path: str) -> bool:
         first = path[3:].split("/", 1)[0]
     # Starlette's routes end in `$`, which matches before a final newline too: `/flush_cache%0a` is `/flush_cache`.
     return first.split(";", 1)[0].strip(_SPACES) in ADMIN_PATHS
+
+
+def _response(api: str) -> str | None:
+    if api == "v1/responses":
+        return ""
+    return api.split("/")[2] if api.startswith("v1/responses/") else None
 
 
 def _unprefixed(path: str) -> str:

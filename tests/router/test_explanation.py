@@ -9,6 +9,7 @@ import pytest
 
 from policies.balancer import Balancer
 from policies.registry import POLICIES, make
+from policies.responses import PREFIX, issued
 from policies.types import Candidate, Choice, Reason, Replica, Request, Resident
 from router.explanation import sentence, table
 from tests.fakes.fleet import fleet, turn
@@ -149,6 +150,16 @@ def test_any_policy_is_explained_as_it_would_choose(name: str) -> None:
         assert not listed or told["replica"] in [each["replica"] for each in listed]
         chosen = balancer.acquire(request, 9.0).choice
         assert (told["replica"], told["reason"]) == (chosen.replica.id, chosen.reason)
+
+
+@pytest.mark.parametrize("name", ["session_affinity", "round_robin"])
+def test_who_goes_on_from_a_response_goes_where_that_is_and_the_sentence_says_so(name: str) -> None:
+    balancer = fleet(make(name))
+    response = PREFIX + b"0" * 16
+    balancer.hear(issued(response, balancer.replicas["b"]), 1.0)
+    told = explained(balancer, Request(b"k", prompt_tokens=100, response=response), 2.0)
+    assert (told["reason"], told["candidates"]) == ("home", [])
+    assert told["sentence"] == "goes to b: the response that it goes on from is there alone"
 
 
 def test_the_terms_add_up_to_the_cost_and_the_home_is_marked_resident() -> None:

@@ -18,6 +18,7 @@ from policies import registry
 from policies.balancer import NoReplica
 from policies.directory import condense
 from policies.lease import Lease
+from policies.responses import PREFIX, issued
 from policies.sharing import Note
 from policies.types import OUTCOMES, Cause, Load, Phase, Replica, Request, State, Usage
 from router.journaled import JournaledBalancer
@@ -49,7 +50,11 @@ class Driver:
         blocks = hashes(session, b % 40)
         key = b"%016d" % session if session else None
         parent = b"%016d" % (session // 2) if session % 3 == 1 else None
-        return Request(key, parent, 1 + a % 2, 1 + 800 * (b % 40), blocks, turn=b % 11 != 0)
+        response = self.response(a) if b % 4 == 3 else None
+        return Request(key, parent, 1 + a % 2, 1 + 800 * (b % 40), blocks, turn=b % 11 != 0, response=response)
+
+    def response(self, a: int) -> bytes:
+        return PREFIX + b"%016d" % (a % 7)
 
     def acquire(self, a: int, b: int) -> None:
         request = self.ask(a, b)
@@ -110,6 +115,10 @@ class Driver:
             note = Note(request.key, request.fingerprint, chain, b % 3 == 0, 1.0 + b / 50, name, "", size, size // 2)
             self.balancer.hear(note, self.now)
 
+    def issue(self, a: int, b: int) -> None:
+        """A replica has answered with a response."""
+        self.balancer.hear(issued(self.response(a), self.replica(b)), self.now)
+
     def hear_load(self, a: int, b: int) -> None:
         self.balancer.hear_load(self.replica(a), b % 5, 1_000 * (b % 7), 0.3 * (b % 7), self.now)
 
@@ -124,7 +133,7 @@ class Driver:
 
 
 CALLS = ["acquire"] * 6 + ["first_token"] * 3 + ["finish"] * 3 + ["report", "set_state", "join", "leave"]
-CALLS += ["hear"] * 3 + ["hear_load", "cache_cleared", "switch", "explain", "wait"]
+CALLS += ["hear"] * 3 + ["issue"] * 2 + ["hear_load", "cache_cleared", "switch", "explain", "wait"]
 
 
 def drive(path: Path, policy: str, calls: list[tuple[str, int, int]], max_bytes: int) -> int:

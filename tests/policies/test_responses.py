@@ -1,0 +1,80 @@
+"""Who issued which response: bounded, timed, and no KV of anybody's."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.balancer import Balancer
+from policies.directory import Directory
+from policies.registry import make
+from policies.responses import PREFIX, Responses, asked, issued
+from policies.types import OUTCOMES, Cause, Phase, Reason, Replica, Request
+
+KEY = PREFIX + b"0" * 16
+
+
+def fleet(policy: str = "session_affinity") -> Balancer:
+    balancer = Balancer(make(policy), Directory(10, 100.0))
+    for name in "abc":
+        balancer.join(Replica(name), 0.0)
+    return balancer
+
+
+def test_the_one_used_least_recently_goes_first() -> None:
+    responses = Responses(2, 10.0)
+    for number, key in enumerate((b"1", b"2", b"1", b"3")):
+        responses.put(key, "a", float(number))
+    assert [key for key, _ in responses.lately(0.0)] == [b"3", b"1"]
+    assert [key for key, _ in responses.lately(3.0)] == [b"3"]
+    assert responses.issuer(b"2", 3.0) is None
+    assert responses.issuer(b"1", 12.0) == "a"
+    assert responses.issuer(b"1", 12.1) is None
+
+
+@pytest.mark.parametrize("policy", ["session_affinity", "round_robin", "sticky"])
+def test_no_policy_is_asked(policy: str) -> None:
+    balancer = fleet(policy)
+    balancer.hear(issued(KEY, balancer.replicas["b"]), 0.0)
+    for number in range(6):
+        request = Request(b"%d" % number, prompt_tokens=1000, response=KEY)
+        assert balancer.explain(request, 1.0).replica.id == "b"
+        lease = balancer.acquire(request, 1.0)
+        assert (lease.replica.id, lease.choice.reason) == ("b", Reason.HOME)
+        assert lease.choice.prefill_s > 0, "what it costs is told all the same"
+
+
+def test_it_is_no_session_and_takes_no_room() -> None:
+    balancer = fleet()
+    for number in range(20):
+        balancer.hear(issued(PREFIX + b"%016d" % number, balancer.replicas["b"]), 0.0)
+    assert (len(balancer.directory), len(balancer.responses)) == (0, 10)
+    cache = balancer.replicas["b"].cache
+    assert (len(cache), cache.held_tokens, cache.live(0.0)) == (0, 0, 0.0)
+
+
+def test_use_keeps_it_known_and_asking_does_not() -> None:
+    balancer = fleet()
+    balancer.hear(issued(KEY, balancer.replicas["b"]), 0.0)
+    balancer.explain(Request(response=KEY), 90.0)
+    balancer.acquire(Request(response=KEY), 90.0).finish(OUTCOMES[Cause.DONE, Phase.BODY], None, 91.0)
+    assert balancer.explain(Request(response=KEY), 180.0).reason is Reason.HOME
+    assert balancer.explain(Request(response=KEY), 191.0).reason is Reason.NO_SESSION
+
+
+def test_words_for_replicas_that_are_not_known_teach_nothing() -> None:
+    balancer = fleet()
+    balancer.hear(issued(KEY, Replica("elsewhere")), 0.0)
+    balancer.hear(asked(KEY), 0.0)
+    assert len(balancer.responses) == 0
+    balancer.replicas["b"].incarnation = "second"
+    first = Replica("b", incarnation="first")
+    balancer.hear(issued(KEY, first), 0.0)
+    assert len(balancer.responses) == 0, "the engine that had it is no more"
+
+
+def test_no_other_gets_it_when_the_issuer_has_failed_it() -> None:
+    balancer = fleet("round_robin")
+    balancer.hear(issued(KEY, balancer.replicas["b"]), 0.0)
+    request = Request(response=KEY, failed=(balancer.replicas["b"],))
+    assert balancer.acquire(request, 0.0).replica.id != "b"
+    assert request.issuer is None
