@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from policies.admission import Admission, AdmissionConfig, Ticket
 from policies.balancer import Balancer
 from policies.directory import Directory
+from policies.lease import Lease
 from policies.registry import make
 from policies.responses import PREFIX, Responses, asked, issued
-from policies.types import OUTCOMES, Cause, Phase, Reason, Replica, Request
+from policies.types import OUTCOMES, Cause, Phase, Reason, Replica, Request, State
 
 KEY = PREFIX + b"0" * 16
 
@@ -78,3 +80,17 @@ def test_no_other_gets_it_when_the_issuer_has_failed_it() -> None:
     request = Request(response=KEY, failed=(balancer.replicas["b"],))
     assert balancer.acquire(request, 0.0).replica.id != "b"
     assert request.issuer is None
+
+
+def test_an_issuer_that_finishes_has_room_though_all_others_are_full() -> None:
+    balancer = fleet("least_loaded")
+    issuer = balancer.replicas["b"]
+    balancer.hear(issued(KEY, issuer), 0.0)
+    balancer.set_state(issuer, State.FINISHING, 0.0)
+    admission = Admission(balancer, AdmissionConfig(max_running_per_replica=1))
+    for _ in "ac":
+        assert isinstance(admission.enter(Request(prompt_tokens=10), 1.0), Lease)
+    placed = admission.enter(Request(prompt_tokens=10, response=KEY), 1.0)
+    assert isinstance(placed, Lease)
+    assert placed.replica is issuer
+    assert isinstance(admission.enter(Request(prompt_tokens=10, response=KEY), 1.0), Ticket), "now all are full"

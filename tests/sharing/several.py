@@ -35,12 +35,12 @@ TROUBLE = ("the store does not do its work", "the store is not there")
 
 
 @contextmanager
-def emulators(log: Path) -> Iterator[list[str]]:
+def emulators(log: Path, *flags: str) -> Iterator[list[str]]:
     """URLs of replicas, all in one process."""
     command = [sys.executable, "-m", "sim.emulator", "--time-scale", str(TIME_SCALE)]
     for _ in range(REPLICAS):
         command += ["--port", "0"]
-    with Process([*command, "--page-size", str(PAGE_TOKENS), "--keep-alive-seconds", "60"], log) as process:
+    with Process([*command, "--page-size", str(PAGE_TOKENS), "--keep-alive-seconds", "60", *flags], log) as process:
         process.wait_line(lambda _: len(process.lines) >= REPLICAS, LIMIT_S)
         yield [f"http://127.0.0.1:{line.split()[1]}" for line in process.lines]
 
