@@ -48,16 +48,17 @@ FULL = Load(RUNNING, QUEUED)
 class Engine:
     """One SGLang server on a port of its own, which it keeps across restarts."""
 
-    def __init__(self, name: str, ranks: int = 1) -> None:
-        """`ranks`: its data-parallel size."""
+    def __init__(self, name: str, ranks: int = 1, *flags: str) -> None:
+        """`ranks`: its data-parallel size. `flags` are added to those that all have."""
         self.ranks = ranks
+        self._flags = flags
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = LOGS / f"{name}.log"
         self.process = self._launch()
 
     def _launch(self) -> Process:
-        limits = ("--max-running-requests", str(RUNNING), "--max-queued-requests", str(QUEUED))
+        limits = ("--max-running-requests", str(RUNNING), "--max-queued-requests", str(QUEUED), *self._flags)
         start = [str(ROOT / "scripts/engine/start"), str(self.port), *limits]
         if self.ranks > 1:
             # On the CPU SGLang wants to be told where each rank's threads run.
