@@ -30,6 +30,10 @@ _SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 """What Kubernetes puts into every container for a Service called `warmroute`: not meant for us."""
 
 
+KeyPath = tuple[str, ...]
+"""Of keys, from the top."""
+
+
 class ConfigError(Exception):
     """A configuration that cannot be used. The message names key, value and remedy, a line for each fault."""
 
@@ -37,15 +41,37 @@ class ConfigError(Exception):
 def load(file: str | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
     """Read and validate everything. `flags` (the same tree as the file's) win over the environment, it over the file.
 
-    Raises ConfigError.
+    Raises ConfigError, with the faults of all three.
     """
+    faults: list[str] = []
+    unread: list[KeyPath] = []
+    tree: dict[str, Any] = {}
     try:
-        tree = read_file(file) if file is not None else {}
-        return Settings(**_over(_over(_spelt(tree), _environment()), _spelt(flags or {})))
+        try:
+            tree = read_file(file) if file is not None else {}
+        except ConfigError as error:
+            faults.append(str(error))
+            unread.append(())
+        environment = _environment(faults, unread)
+        settings = Settings(**_over(_over(_spelt(tree), environment), _spelt(flags or {})))
     except ValidationError as error:
-        raise ConfigError("\n".join(explained(error))) from None
+        faults += (_explain(fault, ()) for fault in error.errors() if _certain(fault, unread))
     except RecursionError:
-        raise ConfigError(f"--config {file}: nested too deeply, or an alias that contains itself") from None
+        faults.append(f"--config {file}: nested too deeply, or an alias that contains itself")
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return settings
+
+
+def _certain(fault: Any, unread: list[KeyPath]) -> bool:
+    """Whether it is a fault whatever was meant by what could not be read, at these keys.
+
+    Of what a section lacks, and of how its keys go together, that cannot be said.
+    """
+    if fault["type"] not in ("missing", "value_error") or not isinstance(fault["input"], dict):
+        return True
+    section = tuple(str(part) for part in fault["loc"])
+    return not any(section[: len(path)] == path or path[: len(section)] == section for path in unread)
 
 
 MAX_ALIASED_CHARS = 1_000_000
@@ -118,8 +144,8 @@ def read_file(file: str) -> dict[str, Any]:
     return _merged({}, tree)
 
 
-def _environment() -> dict[str, Any]:
-    """The tree in the environment. Raises ConfigError for a variable that nothing reads."""
+def _environment(faults: list[str], unread: list[KeyPath]) -> dict[str, Any]:
+    """The tree in the environment; variables that cannot be read are added to the faults, with the keys meant."""
     given: dict[str, str] = {}
     for name, value in os.environ.items():
         rest = name.upper().removeprefix(PREFIX)
@@ -127,7 +153,9 @@ def _environment() -> dict[str, Any]:
             continue
         path = rest.lower().split("__")
         if (fault := _unknown(path)) is not None:
-            raise ConfigError(f"environment variable {name}={_shown(path, value)}: {fault}")
+            faults.append(f"environment variable {name}={_shown(path, value)}: {fault}")
+            unread.append(tuple(path[:-1]))  # the last is no key, and a sibling of it may have been meant
+            continue
         given[name.lower()] = value
     source = EnvSettingsSource(Settings)
     source.env_vars = given
@@ -139,9 +167,8 @@ def _environment() -> dict[str, Any]:
         except SettingsError:
             path = name.removeprefix(PREFIX.lower()).split("__")
             shown = "..." if path[0] in _PUBLIC else repr(given[name])  # it may hold a secret
-            raise ConfigError(
-                f"environment variable {name.upper()}={shown}: a list or a mapping is written as JSON"
-            ) from None
+            faults.append(f"environment variable {name.upper()}={shown}: a list or a mapping is written as JSON")
+            unread.append(tuple(path))
     for policy in _policies(tree):
         if isinstance(parameters := policy.get("parameters"), dict):
             policy["parameters"] = {key: scalar(value) for key, value in parameters.items()}

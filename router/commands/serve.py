@@ -52,10 +52,11 @@ def add(commands: Subparsers[argparse.ArgumentParser]) -> None:
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="YAML file with settings")
     parser.add_argument("--host", help="address to serve on (127.0.0.1)")
-    parser.add_argument("--port", type=int, help="port to serve on (8080)")
-    parser.add_argument("--workers", metavar="N", type=int, help="processes that share the port (1)")
+    # Numbers are left to the settings to judge, which tell all faults at once.
+    parser.add_argument("--port", help="port to serve on (8080)")
+    parser.add_argument("--workers", metavar="N", help="processes that share the port (1)")
     parser.add_argument("--admin-host", metavar="HOST", help="address of the admin port (127.0.0.1)")
-    parser.add_argument("--admin-port", metavar="PORT", type=int, help="the admin port (8081)")
+    parser.add_argument("--admin-port", metavar="PORT", help="the admin port (8081)")
     parser.add_argument(
         "--replica", metavar="URL", action="append", help="a replica, as in http://10.0.0.1:30000; may be repeated"
     )

@@ -365,6 +365,59 @@ def test_a_fault_in_the_environment(name: str, value: str, told: str, monkeypatc
     assert re.search(told, message), message
 
 
+def test_all_faults_are_told_at_once_wherever_they_are(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "PROT": "1",
+        "ADMIN__PROT": "2",
+        "LIMITS": "{",
+        "ADMIN_PATHS__ALLOW": "*",
+        "IDENTITY__SECERT": "hush",
+        "ADMIN__PORT": "x",
+        "RETRIES__TRIES": "0",
+    }.items():
+        monkeypatch.setenv(f"WARMROUTE_{name}", value)
+    file = write("pool: {idle_s: never}\nretries: {tries: -1, budget_share: much}")
+    lines = refusal(file, {"port": "y", "replicas": ["a:1"]}).splitlines()
+    assert sorted(line.partition(":")[0] for line in lines) == [
+        "admin.port",
+        "environment variable WARMROUTE_ADMIN_PATHS__ALLOW='*'",
+        "environment variable WARMROUTE_ADMIN__PROT='2'",
+        "environment variable WARMROUTE_IDENTITY__SECERT=***",
+        "environment variable WARMROUTE_LIMITS='{'",
+        "environment variable WARMROUTE_PROT='1'",
+        "pool.idle_s",
+        "port",
+        "replicas.0",
+        "retries.budget_share",
+        "retries.tries",
+    ]
+    assert "retries.tries: must be greater than or equal to 1, got '0'" in lines, "the file's is overruled"
+    # So they are beside a file that cannot be read.
+    lines = refusal("/nosuch/file", {"port": "y"}).splitlines()
+    assert lines[0].startswith("--config /nosuch/file: No such file")
+    assert len(lines) == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "lines"),
+    [
+        ("TLS__KYE_FILE", "tls: {cert_file: /c}", 1),
+        ("KYE_FILE", "tls: {cert_file: /c}", 1),
+        ("LIMITS", "tls: {cert_file: /c}", 2),
+        ("TLS__KEY_FILE", "tls: {cert_file: 1}", 1),
+        ("TLS__KYE_FILE", "tls: {cert_file: 1}", 2),
+    ],
+)
+def test_what_may_be_no_fault_but_for_another_is_not_told(
+    name: str, file: str, lines: int, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate without a key is none when the key's own name was misspelt."""
+    monkeypatch.setenv(f"WARMROUTE_{name}", "{")
+    told = refusal(write(file))
+    assert told.count("\n") + 1 == lines, told
+    assert ("go together" in told) == (name == "LIMITS"), told
+
+
 def test_a_misspelt_secret_is_not_shown(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hush" not in refusal(write("identity: {secert: hush}"))
     assert "hush" not in refusal(write("identity: {secret: [hush]}"))
