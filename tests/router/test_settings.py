@@ -403,6 +403,8 @@ def test_all_faults_are_told_at_once_wherever_they_are(write: Write, monkeypatch
     [
         ("TLS__KYE_FILE", "tls: {cert_file: /c}", 1),
         ("KYE_FILE", "tls: {cert_file: /c}", 1),
+        ("TLS", "tls: {cert_file: /c}", 1),
+        ("TLS__REPLICAS__KYE_FILE", "tls: {cert_file: /c}", 1),
         ("LIMITS", "tls: {cert_file: /c}", 2),
         ("TLS__KEY_FILE", "tls: {cert_file: 1}", 1),
         ("TLS__KYE_FILE", "tls: {cert_file: 1}", 2),
