@@ -70,3 +70,9 @@ async def test_through_a_router_that_did_not_pass_the_answer(several: Several) -
             for request in (turn(previous_response_id=name), get(f"{RESPONSES}/{name}")):
                 answer = await ask(router, request)
                 assert (answer.status, answer.header("x-warmroute-replica")) == (200, issuer)
+    # What nobody knows leaves nothing in the store.
+    known = 4 * len(issuers)  # those, and what went on from each through every router
+    await until(keys, lambda found: len(found) == known, LIMIT_S, "all are stored")
+    for router in (one, other, late):
+        assert (await ask(router, get(f"{RESPONSES}/resp_unknown"))).status == 404
+    await until(keys, lambda found: len(found) == known, LIMIT_S, "what was asked for is taken back")
