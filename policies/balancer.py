@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from operator import attrgetter
 
@@ -24,6 +24,7 @@ from policies.events import (
 from policies.lease import Lease
 from policies.lookup import Found, look_up, unsure
 from policies.policy import Policy
+from policies.pool import Counts, Pool, alike
 from policies.regret import Regret
 from policies.responses import PREFIX, Responses
 from policies.sharing import Note, hear, stale
@@ -31,7 +32,10 @@ from policies.types import TRIALS, Choice, Load, Outcome, Reason, Replica, Reque
 
 
 class NoReplica(Exception):
-    """No replica can take the request. `reason`: `no_replicas`, `all_draining`, `all_ejected`, `all_failed`."""
+    """No replica of its pool can take the request.
+
+    `reason`: `no_replicas`, `all_draining`, `all_ejected`, `all_failed`.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -70,14 +74,53 @@ class Balancer:
         self._ordered: list[Replica] = []
         """All of them in order of id: kept so, as to sort thousands at each join would hold everything up."""
         self._ready: tuple[Replica, ...] = ()
+        self._ready_default: tuple[Replica, ...] = ()
+        """Those of the default pool: all, where there is no other."""
+        self._pools: dict[str, Pool] = {}
+        """Those that have a name, and a replica."""
         self._finishing: frozenset[Replica] = frozenset()
         self._judge_at = 0.0
         self._listening()
 
     @property
     def ready(self) -> tuple[Replica, ...]:
-        """Replicas that may be sent requests, in order of id. The same object until the fleet changes."""
+        """Replicas of all pools that may be sent requests, in order of id. The same object until the fleet changes."""
         return self._ready
+
+    def ready_in(self, pool: str) -> tuple[Replica, ...]:
+        """Those of one pool. The same object until that changes."""
+        if not pool:
+            return self._ready_default
+        found = self._pools.get(pool)
+        return () if found is None else found.ready
+
+    def within(self, pool: str) -> Iterable[Replica]:
+        """All replicas of one pool."""
+        replicas = self.replicas.values()
+        return [r for r in replicas if r.pool == pool] if self._pools else replicas
+
+    def under_way(self, pool: str) -> tuple[int, int]:
+        """Requests in flight in one pool, and their prompt tokens."""
+        if not self._pools:
+            return self.in_flight, self.in_flight_tokens
+        counts = self.counts(pool)
+        return counts.in_flight, counts.in_flight_tokens
+
+    def counts(self, pool: str) -> Counts:
+        """What one pool has done and has under way. What left it is not in them, where there are several."""
+        if not self._pools:
+            regretted = sum(self.regret.elsewhere.values()) + sum(self.regret.evicted.values())
+            return Counts(self.leases, self.in_flight, self.in_flight_tokens, self.pending, self.prefilled_s, regretted)
+        each = [
+            (r.served, r.in_flight, r.in_flight_tokens, r.pending, r.prefilled_s, r.regretted_tokens)
+            for r in self.within(pool)
+        ]
+        return Counts(*map(sum, zip(*each, strict=True))) if each else Counts(0, 0, 0, 0, 0.0, 0)
+
+    def policy_in(self, pool: str) -> Policy:
+        """The one in charge there; that of the default pool where there is no such pool."""
+        found = self._pools.get(pool)
+        return self.policy if found is None else found.policy
 
     # The fleet
 
@@ -93,8 +136,13 @@ class Balancer:
         replica.present = True
         self.replicas[replica.id] = replica
         insort(self._ordered, replica, key=_id)
-        self._refresh()
-        self._tell(ReplicaAdded(now, replica))
+        if replica.pool:
+            pool = self._pools.get(replica.pool)
+            if pool is None:
+                pool = self._pools[replica.pool] = Pool(self.policy, self.shadow)
+            pool.size += 1
+        self._refresh(replica.pool)
+        self._tell(ReplicaAdded(now, replica), replica)
 
     def leave(self, replica_id: str, now: float) -> Replica:
         """Remove a replica; its open leases end in their own time. Raises KeyError when it is unknown."""
@@ -102,8 +150,13 @@ class Balancer:
         del self._ordered[bisect_left(self._ordered, replica_id, key=_id)]
         replica.present = False
         replica.cache.clear()
-        self._refresh()
-        self._tell(ReplicaRemoved(now, replica))
+        self._refresh(replica.pool)
+        self._tell(ReplicaRemoved(now, replica), replica)
+        if replica.pool:
+            pool = self._pools[replica.pool]
+            pool.size -= 1
+            if not pool.size:
+                del self._pools[replica.pool]
         return replica
 
     def set_state(self, replica: Replica, state: State, now: float) -> None:
@@ -113,16 +166,16 @@ class Balancer:
             return
         if state is State.READY:
             replica.started = now
-        self._refresh()
-        self._tell(ReplicaChanged(now, replica, was))
+        self._refresh(replica.pool)
+        self._tell(ReplicaChanged(now, replica, was), replica)
 
     def set_weight(self, replica: Replica, weight: float, now: float) -> None:
         """Give a replica another share of traffic. Raises ValueError as `join` does."""
         _check_weight(replica.id, weight)
         replica.weight = weight
         if replica.present:
-            self._refresh()  # policies know a fleet by the tuple of its candidates
-            self._tell(ReplicaChanged(now, replica, replica.state))
+            self._refresh(replica.pool)  # policies know a fleet by the tuple of its candidates
+            self._tell(ReplicaChanged(now, replica, replica.state), replica)
 
     def report(self, replica: Replica, load: Load, now: float) -> None:
         """Take an engine's word on its load, its capacities and its speed.
@@ -144,7 +197,7 @@ class Balancer:
         if load.prefill_tokens_per_s is not None:
             replica.speed.tell(load.prefill_tokens_per_s)
         if replica.present:
-            self._tell(LoadReported(now, replica, load))
+            self._tell(LoadReported(now, replica, load), replica)
 
     def hear_load(self, replica: Replica, running: int, tokens: int, pending_s: float, now: float) -> None:
         """Take the other routers' word on what they have there: requests in flight, and of those that await their first
@@ -163,8 +216,8 @@ class Balancer:
         self._add_others(replica, now)
         if replica.present:
             if added_s > 0.0:
-                self._tell(RoutedElsewhere(now, replica, added_s))
-            self._tell(LoadReported(now, replica, None))
+                self._tell(RoutedElsewhere(now, replica, added_s), replica)
+            self._tell(LoadReported(now, replica, None), replica)
 
     def _add_others(self, replica: Replica, at: float) -> None:
         replica.others_running = replica.routers[0] + replica.foreign[0]
@@ -189,26 +242,36 @@ class Balancer:
         replica.since = now
         replica.cache.clear()
         if replica.present:
-            self._tell(CacheCleared(now, replica))
+            self._tell(CacheCleared(now, replica), replica)
 
-    def _refresh(self) -> None:
-        self._ready = tuple([r for r in self._ordered if _takes(r)])
+    def _refresh(self, pool: str) -> None:
+        """A replica of that pool has changed: the other pools' candidates stay the very same."""
+        self._ready = ready = tuple([r for r in self._ordered if _takes(r)])
         self._finishing = frozenset([r for r in self._ordered if r.state is State.FINISHING])
+        if not self._pools:
+            self._ready_default = ready
+        elif not pool:
+            self._ready_default = tuple([r for r in ready if not r.pool])
+        else:
+            self._pools[pool].ready = tuple([r for r in ready if r.pool == pool])
 
     def _tried(self, replica: Replica, trials: int, now: float) -> None:
         """So many requests more are on trial there; at the bound it is no candidate."""
         took = _takes(replica)
         replica.trials += trials
         if replica.present and took is not _takes(replica):
-            self._refresh()
-            self._tell(ReplicaChanged(now, replica, replica.state))
+            self._refresh(replica.pool)
+            self._tell(ReplicaChanged(now, replica, replica.state), replica)
 
     # Policies
 
     def switch(self, policy: Policy, now: float) -> None:
         """Put another policy in charge. Homes, leases and loads stay; it is told of the fleet as it stands."""
-        self._introduce(policy, now)
+        self._introduce(policy, "", now)
         self.policy = policy
+        for name, pool in self._pools.items():
+            pool.policy = alike(policy)
+            self._introduce(pool.policy, name, now)
         self._listening()
 
     def run_shadow(self, policy: Policy | None, now: float) -> None:
@@ -217,24 +280,35 @@ class Balancer:
         It hears what happened, not what it would have done: homes and loads are those of the policy in charge.
         """
         if policy is not None:
-            self._introduce(policy, now)
+            self._introduce(policy, "", now)
         self.shadow = policy
+        for name, pool in self._pools.items():
+            pool.shadow = None if policy is None else alike(policy)
+            if pool.shadow is not None:
+                self._introduce(pool.shadow, name, now)
         self.shadow_fault = ""
         self.disagreements.clear()
         self._listening()
 
-    def _introduce(self, policy: Policy, now: float) -> None:
-        for replica in self.replicas.values():
+    def _introduce(self, policy: Policy, pool: str, now: float) -> None:
+        for replica in self.within(pool):
             policy.observe(ReplicaAdded(now, replica))
 
     def _listening(self) -> None:
         self.told = any(p is not None and type(p).observe is not Policy.observe for p in (self.policy, self.shadow))
 
-    def _tell(self, event: Event) -> None:
-        self.policy.observe(event)
-        if self.shadow is not None:
+    def _tell(self, event: Event, replica: Replica) -> None:
+        """Of a replica: whoever chooses in its pool."""
+        policy, shadow = self.policy, self.shadow
+        if replica.pool:
+            pool = self._pools.get(replica.pool)
+            if pool is None:
+                return  # all of it have left, and this one has ended its last requests
+            policy, shadow = pool.policy, pool.shadow
+        policy.observe(event)
+        if shadow is not None:
             try:
-                self.shadow.observe(event)
+                shadow.observe(event)
             except Exception as error:
                 self._drop_shadow(error)
 
@@ -246,10 +320,14 @@ class Balancer:
         choice = self._bound(request, found, now) if self._finishing or request.response is not None else None
         if choice is None:
             candidates = self._candidates(request)
-            choice = self._as_proposed(request, now) or self.policy.pick(request, candidates, now)
+            policy, shadow = self.policy, self.shadow
+            if request.pool:
+                pool = self._pools[request.pool]
+                policy, shadow = pool.policy, pool.shadow
+            choice = self._as_proposed(request, now) or policy.pick(request, candidates, now)
             choice = self._complete(choice, request, found)
-            if self.shadow is not None:
-                self._compare(choice, self.shadow, request, candidates, now)
+            if shadow is not None:
+                self._compare(choice, shadow, request, candidates, now)
         lease = Lease(self, request, choice, now)
         if request.issuer is not None and request.response is not None:
             self.responses.put(request.response, request.issuer.id, now)
@@ -258,7 +336,7 @@ class Balancer:
             if self.on_home is not None:
                 self.on_home(lease)
         if self.told:
-            self._tell(Routed(now, request, choice))
+            self._tell(Routed(now, request, choice), choice.replica)
         if choice.replica.state is State.HALF_OPEN:
             lease.trial = True
             self._tried(choice.replica, 1, now)
@@ -266,11 +344,11 @@ class Balancer:
 
     def explain(self, request: Request, now: float) -> Choice:
         """What `acquire` would choose and why, with nothing changed. Raises NoReplica likewise."""
-        return self._ask(self.policy.explain, request, now)
+        return self._ask(self.policy_in(request.pool).explain, request, now)
 
     def propose(self, request: Request, now: float) -> Choice:
         """As `explain`, without the candidates that were not chosen."""
-        return self._ask(self.policy.pick, request, now)
+        return self._ask(self.policy_in(request.pool).pick, request, now)
 
     def _ask(
         self, choose: Callable[[Request, Sequence[Replica], float], Choice], request: Request, now: float
@@ -317,7 +395,11 @@ class Balancer:
         """
         if found.branch is None or request.residents:
             return None
-        stays = [r for r in found.holders.values() if r.replica in self._finishing and r.replica not in request.failed]
+        stays = [
+            held
+            for replica, held in found.holders.items()
+            if replica in self._finishing and replica.pool == request.pool and replica not in request.failed
+        ]
         if not stays:
             return None
         resident = max(stays, key=lambda r: (r.own, r.tokens))
@@ -347,6 +429,8 @@ class Balancer:
 
     def _drop_shadow(self, error: Exception) -> None:
         self.shadow = None
+        for pool in self._pools.values():
+            pool.shadow = None
         self.shadow_fault = repr(error)
         self._listening()
 
@@ -355,18 +439,18 @@ class Balancer:
         return unsure(self.directory, key, blocks, now)
 
     def _candidates(self, request: Request) -> tuple[Replica, ...]:
-        candidates = self._ready
+        candidates = ready = self.ready_in(request.pool) if request.pool else self._ready_default
         if request.failed:
             failed = set(request.failed)  # while caps are reached there may be as many as replicas
             candidates = tuple(r for r in candidates if r not in failed)
-            if not candidates and self._ready:
+            if not candidates and ready:
                 raise NoReplica("all_failed")
         if not candidates:
-            raise NoReplica(self._why_none())
+            raise NoReplica(self._why_none(request.pool))
         return candidates
 
-    def _why_none(self) -> str:
-        states = {r.state for r in self.replicas.values()}
+    def _why_none(self, pool: str) -> str:
+        states = {r.state for r in self.within(pool)}
         if not states:
             return "no_replicas"
         return "all_draining" if states <= {State.DRAINING, State.FINISHING} else "all_ejected"
@@ -381,17 +465,20 @@ class Balancer:
         return choice
 
     def _judge(self, now: float) -> None:
-        """Which replicas are slow, compared with all."""
+        """Which replicas are slow, compared with all of their pool."""
         self._judge_at = now + lag.JUDGED_EVERY_S
-        for replica in lag.judge(self.replicas.values(), now):
-            self._tell(ReplicaChanged(now, replica, replica.state))
+        for pool in ("", *self._pools):
+            for replica in lag.judge(self.within(pool), now):
+                self._tell(ReplicaChanged(now, replica, replica.state), replica)
 
     # Told by leases
 
     def begun(self, lease: Lease, now: float) -> None:
         """A lease's answer has begun."""
         if self.told:
-            self._tell(FirstToken(now, lease.request, lease.replica, now - lease.opened_at, lease.choice))
+            self._tell(
+                FirstToken(now, lease.request, lease.replica, now - lease.opened_at, lease.choice), lease.replica
+            )
 
     def ended(self, lease: Lease, outcome: Outcome, usage: Usage | None, now: float) -> None:
         """A lease is finished: learn from it."""
@@ -410,7 +497,7 @@ class Balancer:
             if self.on_home is not None:
                 self.on_home(lease)
         if self.told:
-            self._tell(Finished(now, request, replica, outcome, usage, lease.choice, lease.first_token_at))
+            self._tell(Finished(now, request, replica, outcome, usage, lease.choice, lease.first_token_at), replica)
 
 
 _id = attrgetter("id")

@@ -138,7 +138,9 @@ def _hold(request: Request, found: Found) -> None:
 
 
 def _usable(replica: Replica, request: Request) -> bool:
-    return replica.present and replica.state is _READY and replica not in request.failed
+    return (
+        replica.present and replica.state is _READY and replica.pool == request.pool and replica not in request.failed
+    )
 
 
 def _of_conversation(branches: Sequence[Branch], fingerprint: int) -> Sequence[Branch]:

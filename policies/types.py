@@ -108,6 +108,8 @@ class Replica:
     """Stable name, equal on all routers and across restarts: the URL unless configured."""
     weight: float = 1.0
     """Share of traffic relative to others, for policies that honour it."""
+    pool: str = ""
+    """Only requests of the same pool go there; the default one has no name. It does not change while in the fleet."""
     address: Any = None
     """What the driver reaches it by. The core never looks inside."""
     state: State = State.READY
@@ -203,6 +205,8 @@ class Request:
     """Chained hashes of the raw body's blocks; empty when they were not asked for."""
     turn: bool = True
     """It is a turn of a conversation, so that its KV stays. Others (lists, embeddings, token counts) go home too."""
+    pool: str = ""
+    """Whose replicas it may be sent to. Keys of two pools are never equal: the driver sees to that."""
     proposed: Choice | None = None
     """Of `Balancer.propose`, when the driver has told others of it: it holds while nothing is known of the session."""
     residents: tuple[Resident, ...] = ()

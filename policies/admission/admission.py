@@ -16,18 +16,19 @@ from policies.types import Replica, Request
 
 
 class Admission:
-    """Of one router."""
+    """Of one router, or of one of its pools: whose requests are full is no matter to those of another."""
 
-    def __init__(self, balancer: Balancer, config: AdmissionConfig | None = None) -> None:
+    def __init__(self, balancer: Balancer, config: AdmissionConfig | None = None, pool: str = "") -> None:
         self.config = AdmissionConfig() if config is None else config
         """Changed by `configure` only."""
-        self.gate = Gate(balancer, self.config.max_hold_s)
+        self.gate = Gate(balancer, self.config.max_hold_s, pool)
         self.sheds = dict.fromkeys(ShedReason, 0)
         self.waited = 0
         """Requests that were placed after waiting."""
         self.left = 0
         """Requests whose client left while they waited."""
         self._balancer = balancer
+        self._pool = pool
         self._room = Room()
         self._tickets: dict[Ticket, None] = {}
         """All that wait, for a cap or at the gate, by deadline."""
@@ -58,7 +59,7 @@ class Admission:
         Not for one that a replica has failed: `Balancer.acquire` places it at once, as it has waited before.
         """
         balancer, gate = self._balancer, self.gate
-        if not self._watchful or (not balancer.ready and balancer.stays(request, now) is None):
+        if not self._watchful or (not balancer.ready_in(self._pool) and balancer.stays(request, now) is None):
             return balancer.acquire(request, now)  # with none to wait for it says why
         if gate.active and not gate.passes(request, now):
             return self._hold(request, now, priority)
@@ -178,25 +179,28 @@ class Admission:
         if not self._caps:
             return ()
         config, balancer = self.config, self._balancer
-        if 0 < config.max_running <= balancer.in_flight:
+        in_flight = in_flight_tokens = 0
+        if config.max_running or config.max_tokens:
+            in_flight, in_flight_tokens = balancer.under_way(self._pool)
+        if 0 < config.max_running <= in_flight:
             return None
         if config.max_tokens or config.max_tokens_per_replica:
             look_up(balancer.directory, request, now)  # it is placed with the prompt's size as the conversation has it
         tokens = max(0, request.prompt_tokens)
-        if 0 < config.max_tokens < balancer.in_flight_tokens + tokens and balancer.in_flight:
+        if 0 < config.max_tokens < in_flight_tokens + tokens and in_flight:
             return None
         if not config.caps_replicas:
             return ()
         most, most_tokens = config.max_running_per_replica, config.max_tokens_per_replica
         full = tuple(
             replica
-            for replica in balancer.replicas.values()
+            for replica in balancer.within(self._pool)
             if (0 < most <= replica.in_flight)
             or (0 < most_tokens < replica.in_flight_tokens + tokens and replica.in_flight)
         )
         if not full or ((issuer := balancer.issuer(request, now)) is not None and issuer not in full):
             return full
-        able = set(balancer.ready)
+        able = set(balancer.ready_in(self._pool))
         if (finishing := balancer.stays(request, now)) is not None:
             able.add(finishing)
         return None if able and able.issubset(full) else full

@@ -16,10 +16,10 @@ class AdmissionConfig:
     """Caps are off at 0. Raises ValueError that names key, value and remedy."""
 
     max_running: int = 0
-    """Requests in flight, all replicas together."""
+    """Requests in flight, all replicas of a pool together."""
     max_running_per_replica: int = 0
     max_tokens: int = 0
-    """Prompt tokens of requests in flight, all replicas together, as they were known at placing. A request that is
+    """Prompt tokens of requests in flight, all replicas of a pool together, as they were known at placing. One that is
     alone passes, however long."""
     max_tokens_per_replica: int = 0
     max_waiting: int = 1000

@@ -53,11 +53,11 @@ OPEN_S = 120.0
 
 
 class Gate:
-    """Of one router."""
+    """Of one router, or of one of its pools."""
 
-    def __init__(self, balancer: Balancer, max_hold_s: float) -> None:
+    def __init__(self, balancer: Balancer, max_hold_s: float, pool: str = "") -> None:
         self.line = Line(max_hold_s)
-        self.tenures = Tenures(balancer.directory)
+        self.tenures = Tenures(balancer.directory, pool)
         self.pressure = Pressure()
         self.active = False
         self.activations = 0
@@ -70,6 +70,7 @@ class Gate:
         self.limit_tokens = 0.0
         """Of the contexts of those let in."""
         self._balancer = balancer
+        self._pool = pool
         self._looked_at = self._control_at = -inf
         self._credit = 0.0
         """Exchanges that may be made."""
@@ -104,7 +105,7 @@ class Gate:
         if passed < LOOK_S:
             return []
         self._looked_at = now
-        self.pressure.look(self._balancer, now)
+        self.pressure.look(self._balancer, now, self._pool)
         drowning = self._drowns()
         if not self.active:
             if drowning and now >= self._control_at:
@@ -148,7 +149,7 @@ class Gate:
 
     def _capacity(self) -> int:
         """0 when an engine has not told its own: nothing is known to be too much then."""
-        sizes = [max(r.cache.gpu_tokens or 0, r.cache.host_tokens or 0) for r in self._balancer.ready]
+        sizes = [max(r.cache.gpu_tokens or 0, r.cache.host_tokens or 0) for r in self._balancer.ready_in(self._pool)]
         return sum(sizes) if all(sizes) else 0
 
     def _control(self, drowning: bool, now: float) -> None:
@@ -181,7 +182,8 @@ class Gate:
             if not self._fits(held.tokens):
                 break
             tickets += self._admit(key, held, now)
-        self._credit = min(self._credit + passed * len(self._balancer.ready) / EXCHANGE_S, MOST_EXCHANGES)
+        ready = self._balancer.ready_in(self._pool)
+        self._credit = min(self._credit + passed * len(ready) / EXCHANGE_S, MOST_EXCHANGES)
         while self._credit >= 1.0 and (overdue := self.line.overdue(now)) is not None and self._exchange(now):
             self._credit -= 1.0
             tickets += self._admit(*overdue, now)

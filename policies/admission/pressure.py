@@ -19,7 +19,7 @@ TAU_S = 60.0
 
 
 class Pressure:
-    """Moving averages over the fleet."""
+    """Moving averages over the fleet, or over one pool of it."""
 
     def __init__(self) -> None:
         self.wait_s = 0.0
@@ -39,13 +39,11 @@ class Pressure:
         """How much the mean wait for others is of a cold prefill. At 1 a cache spares nobody any time."""
         return self.wait_s / self.cold_s if self.cold_s > 0.0 else 0.0
 
-    def look(self, balancer: Balancer, now: float) -> None:
-        """Take in what has happened since the last look."""
-        ready = balancer.ready
-        pending, prefilled = balancer.pending, balancer.prefilled_s
-        regret = balancer.regret
-        regretted = sum(regret.elsewhere.values()) + sum(regret.evicted.values())
-        opened, last = balancer.leases, self._at
+    def look(self, balancer: Balancer, now: float, pool: str = "") -> None:
+        """Take in what has happened in that pool since the last look."""
+        ready = balancer.ready_in(pool)
+        opened, in_flight, in_flight_tokens, pending, prefilled, regretted = balancer.counts(pool)
+        last = self._at
         begun = opened - self._opened - (pending - self._pending)
         lost, own = regretted - self._regretted, prefilled - self._prefilled
         self._at, self._opened, self._pending = now, opened, pending
@@ -57,8 +55,8 @@ class Pressure:
         self._weight = self._weight * keep + passed
         self._waiting = self._waiting * keep + pending * passed
         self._begun = self._begun * keep + max(0, begun)
-        self._running = self._running * keep + balancer.in_flight * passed
-        self._tokens = self._tokens * keep + balancer.in_flight_tokens * passed
+        self._running = self._running * keep + in_flight * passed
+        self._tokens = self._tokens * keep + in_flight_tokens * passed
         self._lost = self._lost * keep + max(0, lost)
         self._own = self._own * keep + max(0.0, own)
         self.wait_s = max(0.0, self._waiting - self._own) / max(1.0, self._begun)

@@ -27,10 +27,11 @@ class Tenure:
 class Tenures:
     """Of one gate. None while it does not act."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Directory, pool: str = "") -> None:
         self.tokens = 0
         """Of all of them, as of the last count."""
         self._directory = directory
+        self._pool = pool
         self._by_key: dict[bytes, Tenure] = {}
 
     def __bool__(self) -> bool:
@@ -83,15 +84,20 @@ class Tenures:
             self._count(tenure, now)
 
     def live(self, now: float) -> dict[bytes, int]:
-        """Tokens of all sessions that are live, let in or not, by key; those used longest ago first."""
+        """Tokens of all sessions of the pool that are live, let in or not, by key; those used longest ago first."""
         lately = list(self._directory.lately(now - IDLE_S))
-        return {key: _tokens(branches, now) for key, branches in reversed(lately)}
+        return {key: _tokens(branches, now) for key, branches in reversed(lately) if self._is_own(branches)}
 
     def is_warm(self, tenure: Tenure, now: float) -> bool:
         """Whether most of its context is believed to be in a replica's KV cache."""
         branches = self._directory.branches(tenure.keys[0], now)
         held = max((home.tokens for branch in branches for home in branch.homes), default=0)
         return 2 * held > tenure.tokens
+
+    def _is_own(self, branches: Sequence[Branch]) -> bool:
+        """Whether a session is the pool's: all its homes are in one."""
+        pool = next((home.replica.pool for branch in branches for home in branch.homes), "")
+        return pool == self._pool
 
     def _count(self, tenure: Tenure, now: float) -> None:
         tokens, alive = 0, now - tenure.since <= IDLE_S
