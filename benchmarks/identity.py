@@ -8,6 +8,9 @@ For each shape of body and size, one JSON line per kind of work:
     fingerprint   a session from a header, then the conversation's fingerprint from the body
     nothing       no header names a session: body rules, then the fingerprint and a key from it
     blocks        as fingerprint, with hashes of the body's blocks
+    model         what pools go by, the first member of the body
+    model_last    the same behind the messages, as OpenAI's library writes it
+    model_within  the same with large members on both sides: the body is read whole
 
 The bodies are conversations of short turns, English and code with their escapes, and 10 KB of system prompt in the
 large ones. Microseconds of one process, collector on; the machine is best left alone meanwhile.
@@ -22,7 +25,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from router.identity import Identity, IdentityRules, chain
+from router.identity import Identity, IdentityRules, chain, model_of
 
 SIZES_KB = (1, 400)
 JSON = b"application/json"
@@ -76,7 +79,15 @@ def hash_blocks(rules: IdentityRules, headers: dict[bytes, bytes], sent: bytes) 
     return identity
 
 
-def measure(work: Callable[[], Identity], seconds: float) -> dict[str, float]:
+def rearranged(sent: bytes, tools: int) -> bytes:
+    """The same body with the model behind the messages, and so many tools behind that."""
+    out = json.loads(sent)
+    model, stream = out.pop("model"), out.pop("stream")
+    tool = {"type": "function", "function": {"name": "read", "description": TURN, "parameters": {"model": {}}}}
+    return json.dumps(out | {"model": model, "stream": stream} | ({"tools": [tool] * tools} if tools else {})).encode()
+
+
+def measure(work: Callable[[], object], seconds: float) -> dict[str, float]:
     """Percentiles of the work's time, microseconds."""
     times: list[int] = []
     end = time.perf_counter() + seconds
@@ -105,6 +116,11 @@ def main() -> None:
                 "nothing": partial(look, rules, unnamed, sent),
                 "blocks": partial(hash_blocks, rules, named, sent),
             }
+            models = {"model": sent, "model_last": rearranged(sent, 0), "model_within": rearranged(sent, 20)}
+            for kind, arranged in models.items():
+                assert model_of(arranged) == "m"
+                found = measure(partial(model_of, arranged), seconds)
+                print(json.dumps({"shape": shape, "bytes": len(arranged), "work": kind, **found}))
             for kind, call in kinds.items():
                 identity = call()
                 assert identity.key is not None

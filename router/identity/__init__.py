@@ -19,7 +19,8 @@ Decided once for the whole router:
 
 from router.identity import responses
 from router.identity.fingerprint import chain
-from router.identity.identity import CREDENTIALS, Identity, IdentityRules
+from router.identity.identity import CREDENTIALS, Identity, IdentityRules, is_json
+from router.identity.model import model_of
 from router.identity.rules import DEFAULT_RULES, BodyRule, HeaderRule, Rule, parse_rules
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "IdentityRules",
     "Rule",
     "chain",
+    "is_json",
+    "model_of",
     "parse_rules",
     "responses",
 ]

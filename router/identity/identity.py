@@ -47,6 +47,8 @@ class Identity:
     """As sent; only for `from_body`, never to be kept."""
     tenant: bytes = b""
     """Whose sessions these are, when the router asks for keys. Keys of two tenants are never equal."""
+    pool: bytes = b""
+    """Which pool of replicas it goes to; empty for the default one. Keys of two pools are never equal."""
     encoded: bool = False
     """The body is compressed: it is not looked at."""
 
@@ -73,11 +75,13 @@ class IdentityRules:
         self.header_names: frozenset[bytes] = frozenset({*used, *CREDENTIALS, _ENCODING})
         """Lower-case names of the headers that `from_headers` reads."""
 
-    def from_headers(self, headers: Mapping[bytes, bytes], tenant: bytes = b"") -> Identity:
+    def from_headers(self, headers: Mapping[bytes, bytes], tenant: bytes = b"", pool: bytes = b"") -> Identity:
         """What the headers tell. `headers`: at least those of `header_names`, by lower-case name.
 
         `tenant`: whose they are, where that has been proven. One tenant cannot name a session of another's, and a
         tenant's new credential leaves its sessions where they are.
+
+        `pool`: the pool that it goes to, empty for the default one. The same session in another is another.
         """
         get = headers.get
         identity = Identity()
@@ -88,8 +92,7 @@ class IdentityRules:
                 if credential := get(name):
                     identity.credential = credential
                     break
-        if (encoding := get(_ENCODING)) is not None and encoding.lower() != b"identity":
-            identity.encoded = True
+        identity.encoded = _is_encoded(headers)
         for header, agent_header, parent_header, rule in self._headers:
             value = get(header)
             if value is None or not self._usable(value):
@@ -108,6 +111,9 @@ class IdentityRules:
                 if parent not in (value, agent) and self._usable(parent):
                     identity.parent = self._digest(value + b"\x00" + parent, tenant)
             break
+        if pool:
+            identity.pool = pool
+            self._in_pool(identity)
         return identity
 
     def from_body(
@@ -123,14 +129,15 @@ class IdentityRules:
         Bodies that are compressed or said to be other than JSON are not looked at. Without a key from the
         headers, body rules are tried, and then the fingerprint is made whether wanted or not.
         """
-        if identity.encoded or (content_type and b"json" not in content_type.lower()):
+        if identity.encoded or not _said_json(content_type):
             return identity
         head = self._reader.read(body)
         if head is None:
             return identity
         user: BodyRule | None = None
         user_digest = _NOBODY
-        if identity.key is None:
+        found_before = identity.key is not None
+        if not found_before:
             for rule, text in zip(self._body, self._reader.values(head), strict=True):
                 if text is None:
                     continue
@@ -156,11 +163,23 @@ class IdentityRules:
                 + (string(head.model) or "").encode()
             )
             identity.rule = "fingerprint" if user is None else user.name
+        if identity.pool and not found_before:
+            self._in_pool(identity)
         return identity
 
-    def digest_of(self, session: str, tenant: bytes = b"") -> bytes:
-        """The key of a session by its own value, as a client, or this tenant, would send it in a header."""
-        return self._digest(session.encode(), tenant)
+    def _in_pool(self, identity: Identity) -> None:
+        """Of all keys those of the same in the pool."""
+        identity.session, identity.agent, identity.parent, identity.key = (
+            key and self._pooled(key, identity.pool)
+            for key in (identity.session, identity.agent, identity.parent, identity.key)
+        )
+
+    def _pooled(self, key: bytes, pool: bytes) -> bytes:
+        return self._digest(b"\x00\x01%b\x00%b" % (pool, key)) if pool else key
+
+    def digest_of(self, session: str, tenant: bytes = b"", pool: bytes = b"") -> bytes:
+        """The key in a pool of a session by its own value, as a client, or this tenant, would send it in a header."""
+        return self._pooled(self._digest(session.encode(), tenant), pool)
 
     def response_key(self, response: str, tenant: bytes = b"") -> bytes | None:
         """The key of a response of `/v1/responses` by its id, this tenant's; None when the id cannot be one."""
@@ -177,6 +196,20 @@ class IdentityRules:
             state.update(b"\x00\x00%b\x00" % tenant)
         state.update(value)
         return state.digest()
+
+
+def is_json(headers: Mapping[bytes, bytes], content_type: bytes) -> bool:
+    """Whether a body with such headers may be looked at: it is not compressed, and not said to be other than JSON."""
+    return not _is_encoded(headers) and _said_json(content_type)
+
+
+def _is_encoded(headers: Mapping[bytes, bytes]) -> bool:
+    encoding = headers.get(_ENCODING)
+    return encoding is not None and encoding.lower() != b"identity"
+
+
+def _said_json(content_type: bytes) -> bool:
+    return not content_type or b"json" in content_type.lower()
 
 
 class _Wrapped(msgspec.Struct):
