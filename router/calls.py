@@ -41,6 +41,8 @@ class Join(Call, tag="join"):
     id: str
     weight: float
     state: State
+    pool: str = ""
+    """Empty for the default one."""
 
 
 class Leave(Call, tag="leave"):
@@ -118,6 +120,8 @@ class Asked(Call):
     """8 bytes for each: as chained as the request's own."""
     response: str | None = None
     """Key of the response of `/v1/responses` that it names."""
+    pool: str = ""
+    """Empty for the default one."""
 
 
 class Acquire(Asked, tag="acquire"):

@@ -89,7 +89,7 @@ class JournaledBalancer(Balancer):
         self._journal.write(line)
 
     def _join(self, replica: Replica, at: float) -> Join:
-        return Join(at, self._numbers[replica], replica.id, replica.weight, replica.state)
+        return Join(at, self._numbers[replica], replica.id, replica.weight, replica.state, replica.pool)
 
     # The fleet
 
@@ -195,6 +195,7 @@ class JournaledBalancer(Balancer):
     def _describe(self, line: A, request: Request) -> A:
         line.prompt_tokens = _estimate(request)
         line.turn = request.turn
+        line.pool = request.pool
         if request.key is not None:
             line.key = request.key.hex()
         if request.parent is not None:

@@ -83,7 +83,13 @@ def request(row: Row) -> Request:
         blocks=blocks(row),
         turn=row.values.get("turn") is not False,
         response=_bytes(row, "response"),
+        pool=pool(row),
     )
+
+
+def pool(row: Row) -> str:
+    """Of a request or a replica; empty for the default one."""
+    return row.text("pool") if "pool" in row.values else ""
 
 
 def blocks(row: Row) -> tuple[int, ...]:

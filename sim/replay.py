@@ -153,7 +153,7 @@ class _Replayer:
         self._disagreements.update(self._balancer.disagreements)
 
     def _join(self, row: Row) -> None:
-        replica = Replica(row.text("id"), weight=row.number("weight"), state=row.one_of("state", State))
+        replica = Replica(row.text("id"), row.number("weight"), journal.pool(row), state=row.one_of("state", State))
         self._replicas[row.count("replica")] = replica
         self._balancer.join(replica, row.number("at"))
 
