@@ -25,11 +25,11 @@ and every other one something of the request."""
 class Health:
     """Watches every replica that joins until it leaves. Tells the Balancer of each change of state.
 
-    The panic rule: when of those that do not drain fewer than `panic_share` are well, it is likelier that the signal
-    is wrong than that they all are, and those that are well could not carry all the load. Then the others are used,
-    too, as Envoy does at the same share; but not those that refuse connections, whose name does not exist or that
-    generated nothing when asked to, since requests would fare no better, and those that answer no probe only when there
-    is nothing else.
+    The panic rule: when of a pool's replicas that do not drain fewer than `panic_share` are well, it is likelier that
+    the signal is wrong than that they all are, and those that are well could not carry all the load. Then the others
+    are used, too, as Envoy does at the same share; but not those that refuse connections, whose name does not exist or
+    that generated nothing when asked to, since requests would fare no better, and those that answer no probe only when
+    there is nothing else.
     """
 
     def __init__(self, balancer: Balancer, settings: HealthSettings, clock: Callable[[], float]) -> None:
@@ -38,9 +38,11 @@ class Health:
         self._clock = clock
         self._watches: dict[Replica, _Watch] = {}
         self.panic = False
-        """Whether the panic rule is in force."""
+        """Whether the panic rule is in force in any pool."""
+        self._panicking: set[str] = set()
+        """In which."""
         self.well = self.counted = 0
-        """Replicas that are well, of those that do not drain."""
+        """Replicas that are well, of those that do not drain: of the pools in panic, of all when none is."""
         self.doubted = 0
         """Replicas that are used by the panic rule although they are not."""
 
@@ -154,38 +156,41 @@ class Health:
             log.info("replica %s is not slow any more", watch.replica.id)
 
     def _assess(self) -> None:
-        """The state of each, in the light of all."""
-        watches = self._watches.values()
-        used = [watch for watch in watches if watch.ordered is None and watch.standing.state is not State.DRAINING]
-        well = [watch for watch in used if watch.standing.state is State.READY]
-        panic = len(well) < self._settings.panic_share * len(used)
-        doubtful: set[_Watch] = set()
-        if panic:
-            alive = [w for w in used if w.standing.state is not State.READY and not w.standing.dead]
-            doubtful = {watch for watch in alive if not watch.standing.mute}
-            if not doubtful and not well:
-                doubtful = set(alive)
-        self.well, self.counted, self.doubted = len(well), len(used), len(doubtful)
-        if panic is not self.panic:
-            self.panic = panic
-            told = f"{len(well)} well of {counted(len(used), 'replica')}, draining ones aside"
-            if panic:
-                log.warning(
-                    "panic: %s, fewer than health.panic_share %g: others are used, too, unless they are dead",
-                    told,
-                    self._settings.panic_share,
-                )
-            elif used:
-                log.info("no panic any more: %s", told)
-        for watch in watches:
-            standing = watch.standing
-            watch.doubt = standing.state if watch in doubtful else None
-            if watch.doubt is not None:
-                self._set(watch, State.READY, f"panic: used although {standing.state}: {standing.why}")
-            elif watch.ordered is not None and standing.state in (State.READY, State.HALF_OPEN):
-                self._set(watch, watch.ordered, watch.order)
-            else:
-                self._set(watch, standing.state, "")
+        """The state of each, in the light of all of its pool."""
+        pools: dict[str, list[_Watch]] = {}
+        for watch in self._watches.values():
+            pools.setdefault(watch.replica.pool, []).append(watch)
+        looks = {pool: _Look(watches, self._settings.panic_share) for pool, watches in pools.items()}
+        panicking = {pool: look for pool, look in looks.items() if look.panic}
+        told = (panicking or looks).values()
+        self.well = sum(len(look.well) for look in told)
+        self.counted = sum(len(look.used) for look in told)
+        self.doubted = sum(len(look.doubtful) for look in told)
+        self.panic = bool(panicking)
+        for pool in panicking.keys() - self._panicking:
+            log.warning(
+                "panic: %s, fewer than health.panic_share %g: others are used, too, unless they are dead",
+                looks[pool],
+                self._settings.panic_share,
+            )
+        for pool in self._panicking - panicking.keys():
+            if pool in looks and looks[pool].used:
+                log.info("no panic any more: %s", looks[pool])
+        self._panicking = set(panicking)
+        for look in looks.values():
+            for watch in look.watches:
+                self._carry_over(watch, watch in look.doubtful)
+
+    def _carry_over(self, watch: _Watch, doubted: bool) -> None:
+        """What its standing, an operator and the panic rule make of it."""
+        standing = watch.standing
+        watch.doubt = standing.state if doubted else None
+        if watch.doubt is not None:
+            self._set(watch, State.READY, f"panic: used although {standing.state}: {standing.why}")
+        elif watch.ordered is not None and standing.state in (State.READY, State.HALF_OPEN):
+            self._set(watch, watch.ordered, watch.order)
+        else:
+            self._set(watch, standing.state, "")
 
     def _set(self, watch: _Watch, state: State, override: str) -> None:
         watch.override = override
@@ -195,6 +200,27 @@ class Health:
             log.log(level, "replica %s is %s (was %s): %s", replica.id, state, replica.state, watch.why)
             watch.since = time.time()
             self._balancer.set_state(replica, state, self._clock())
+
+
+class _Look:
+    """At the replicas of one pool: how many are well, and which others the panic rule uses."""
+
+    def __init__(self, watches: list[_Watch], panic_share: float) -> None:
+        self.watches = watches
+        self.used = [w for w in watches if w.ordered is None and w.standing.state is not State.DRAINING]
+        self.well = [w for w in self.used if w.standing.state is State.READY]
+        self.panic = len(self.well) < panic_share * len(self.used)
+        self.doubtful: set[_Watch] = set()
+        if self.panic:
+            alive = [w for w in self.used if w.standing.state is not State.READY and not w.standing.dead]
+            self.doubtful = {w for w in alive if not w.standing.mute}
+            if not self.doubtful and not self.well:
+                self.doubtful = set(alive)
+
+    def __str__(self) -> str:
+        pool = self.watches[0].replica.pool
+        of = f" of pool {pool}" if pool else ""
+        return f"{len(self.well)} well of {counted(len(self.used), 'replica')}{of}, draining ones aside"
 
 
 class _Watch:

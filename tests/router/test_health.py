@@ -343,12 +343,13 @@ async def test_a_failed_health_is_asked_again_so_that_ready_recovers(watch: Watc
 class Fleet:
     """Replicas of one Health, none of them probed: what is known of each is told by the test."""
 
-    def __init__(self, count: int, share: float = 0.5) -> None:
+    def __init__(self, count: int, share: float = 0.5, small: str = "") -> None:
+        """Those of these letters are in a pool of that name."""
         settings = HealthSettings(panic_share=share).model_copy(update={"interval_s": 1e6, "deep_interval_s": 1e6})
         self.balancer = Balancer(RoundRobin())
         self.now = 1000.0
         self.health = Health(self.balancer, settings, lambda: self.now)
-        self.replicas = [Replica("abcdefgh"[i]) for i in range(count)]
+        self.replicas = [Replica(name, pool="small" if name in small else "") for name in "abcdefgh"[:count]]
         asker = Asker(Upstream("http://127.0.0.1:1", connect_s=1, idle_s=1))
         for replica in self.replicas:
             self.balancer.join(replica, self.now)
@@ -416,6 +417,17 @@ async def test_half_the_fleet_ejected_is_no_panic_and_more_is(fleet: MakeFleet, 
     assert four.replicas[1].state is State.HALF_OPEN
     assert "no panic any more: 2 well of 4" in caplog.text
     assert [r.levelname for r in caplog.records if "panic" in r.message].count("INFO") == 1
+
+
+async def test_a_pool_is_in_panic_by_itself(fleet: MakeFleet, caplog: LogCapture) -> None:
+    """One replica of a large fleet is few; all that serve a model are not."""
+    five = fleet(5, 0.5, "e")
+    five.fail("e")
+    assert (five.ready, five.health.panic) == ("abcde", True), "the only one of its pool is used all the same"
+    assert "panic: 0 well of 1 replica of pool small" in caplog.text
+    five.fail("a")
+    assert five.ready == "bcde", "the others' pool is not in panic"
+    assert (five.health.well, five.health.counted, five.health.doubted) == (0, 1, 1)
 
 
 async def test_three_of_four_that_refuse_connections_stay_out(fleet: MakeFleet) -> None:
