@@ -94,7 +94,7 @@ class Router:
         self.metrics.proxy = self.proxy
         self.orders = Orders(self.fleet, self.switching, lambda: self.settings.policy)
         self.fleet.joined = self.orders.joined
-        self.discovery = Discovery(self.fleet, settings.discovery, self._discovered)
+        self.discovery = Discovery(self.fleet, settings.discovery, self._discovered, self.fleet.pools.names)
         self.metrics.discovery = self.discovery
         self.sharing = None if store is None else self._sharing(store)
         self.proxy.sharing = self.sharing

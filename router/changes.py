@@ -64,8 +64,10 @@ def _leaves(tree: BaseModel | Mapping[str, Any], prefix: str = "") -> Iterator[t
             yield from _leaves(value, f"{key}.")
         elif key == "replicas":
             for replica in value:
-                ranks = {"ranks": replica.ranks} if replica.ranks > 1 else {}
-                yield f"{key}.{replica.id}", {"url": replica.url, "weight": replica.weight, **ranks}
+                more = {"ranks": replica.ranks} if replica.ranks > 1 else {}
+                if replica.pool:
+                    more["pool"] = replica.pool
+                yield f"{key}.{replica.id}", {"url": replica.url, "weight": replica.weight, **more}
         elif isinstance(value, list) and any(isinstance(each, BaseModel) for each in value):
             for number, each in enumerate(value):
                 yield f"{key}.{number}", each.model_dump(exclude_defaults=True)

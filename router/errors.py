@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 RETRY_AFTER_S = 2
@@ -68,6 +69,7 @@ FOREIGN_HOST = Refusal(421, "foreign_host", "The absolute-form target names anot
 ADMIN_PATH = Refusal(
     403, "admin_path", "Engine administration is not passed on. Call the replica itself, or set admin_paths.allow."
 )
+UNKNOWN_POOL = Refusal(400, "unknown_pool", "The header x-warmroute-pool names no pool that there is.")
 PRIORITY = Refusal(400, "priority", "The priority header's value must be high, normal or low.")
 MISSING_KEY = Refusal(401, "missing_api_key", "An API key is required: send it as `authorization: Bearer KEY`.")
 INVALID_KEY = Refusal(401, "invalid_api_key", "The API key is not known here.")
@@ -79,6 +81,11 @@ KEY_IN_FLIGHT = Refusal(
 def shed(reason: str, retry_after_s: int) -> Refusal:
     """A request that found no place, with the seconds after which one is likely."""
     return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, reason, SHED[reason], retry_after_s)
+
+
+def unknown_pool(known: Iterable[str]) -> Refusal:
+    """A request that names a pool by header, with the names that there are."""
+    return replace(UNKNOWN_POOL, message=f"{UNKNOWN_POOL.message} Name one of {', '.join(known)}, or leave it out.")
 
 
 def malformed(detail: str) -> Refusal:

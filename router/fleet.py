@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from policies.balancer import Balancer
 from policies.types import Replica
@@ -14,6 +15,7 @@ from router.discovery.targets import Given, Target, listed, union
 from router.drains import Drain, Homes
 from router.health import Health
 from router.keys import credential_line
+from router.pools import Pools
 from router.proxy.upstream import Upstream
 from router.reports import Reports
 from router.settings import ReplicaSettings, Settings
@@ -44,6 +46,8 @@ class Fleet:
         self._reports = reports
         self._settings = settings
         self._clock = clock
+        self.pools = Pools(settings.pools)
+        """Those that sources may put replicas into."""
         self.given: dict[str, Given] = {}
         """Replicas by id, as they were given."""
         self.drains: dict[Replica, Drain] = {}
@@ -74,10 +78,10 @@ class Fleet:
         """Make the fleet what the sources say, one change at a time: what this yields is gone through at once, or in
         parts as long as no source says anything new.
 
-        Another URL or uid under a known id is another replica. One that drains stays; it is not worth joining when it
-        does not even serve.
+        Another URL, uid or pool under a known id is another replica. One that drains stays; it is not worth joining
+        when it does not even serve.
         """
-        wanted, left_out = union(self._told)
+        wanted, left_out = union({name: list(self._placed(targets)) for name, targets in self._told.items()})
         new = [sentence for sentence in left_out if sentence not in self._left_out]
         for sentence in new[:TOLD_LEFT_OUT]:
             log.warning("%s", sentence)
@@ -97,6 +101,14 @@ class Fleet:
                 self._join(given)
                 yield
 
+    def _placed(self, targets: Iterable[Target]) -> Iterator[Target]:
+        """With their pools as the core calls them. Those of a pool that is no more are not used until told anew."""
+        for target in targets:
+            if not target.pool:
+                yield target
+            elif self.pools.knows(target.pool):
+                yield replace(target, pool=self.pools.core(target.pool))
+
     def _change(self, name: str, given: Given) -> None:
         """Another weight, more or fewer ranks beside it, or a drain that begins or ends: of the same replica."""
         before, replica = self.given[name].target, self._balancer.replicas[name]
@@ -115,7 +127,7 @@ class Fleet:
         """
         targets = listed([given])
         self._told[SETTINGS] = [*self._told[SETTINGS], *targets]
-        return [self._join(Given(target, SETTINGS)) for target in targets]
+        return [self._join(Given(target, SETTINGS)) for target in self._placed(targets)]
 
     def leave(self, replica_id: str) -> None:
         """Remove a replica: nothing new is sent there, what runs there ends in its own time. KeyError if unknown."""
@@ -137,9 +149,9 @@ class Fleet:
         return sorted(self._left, key=lambda replica: replica.id)
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
-        """What puts the replicas of other settings in force, and how replicas are reached. Raises ValueError.
+        """What puts the replicas and pools of other settings in force, and how replicas are reached. Raises ValueError.
 
-        A known id at another URL is another replica. Those that other sources tell stay.
+        A known id at another URL or in another pool is another replica. Those that other sources tell stay.
         """
         targets = listed(settings.replicas)
         for target in targets:
@@ -147,6 +159,7 @@ class Fleet:
 
         def commit() -> None:
             self._settings = settings
+            self.pools = Pools(settings.pools)
             for replica in self._balancer.replicas.values():
                 if isinstance(replica.address, Upstream):
                     replica.address.connect_s = settings.timeouts.connect_s
@@ -171,7 +184,7 @@ class Fleet:
     def _join(self, given: Given) -> Replica:
         target = given.target
         upstream = self._upstream(target, self._settings)
-        replica = Replica(target.id, weight=target.weight, address=upstream)
+        replica = Replica(target.id, target.weight, target.pool, upstream)
         self._balancer.join(replica, self._clock())
         self.given[target.id] = given
         asker = Asker(upstream)

@@ -62,6 +62,8 @@ class Line(msgspec.Struct, omit_defaults=True):
     """The affinity key in hexadecimal, as `/sessions/{key}` takes it."""
     key: str | None = None
     """Who holds the API key it came with."""
+    pool: str | None = None
+    """Whose replicas it was for, where there are several pools."""
     refusal: str | None = None
     """Why the router answered itself."""
     failed: str | None = None
@@ -100,6 +102,8 @@ def line(exchange: Exchange, outcome: Outcome, usage: Usage | None, now: float) 
     identity = exchange.identity
     if identity is not None:
         out.rule = identity.rule
+        if (pools := exchange.proxy.pools) is not None:
+            out.pool = pools.shown(exchange.request.pool)
         if identity.key is not None:
             out.session = identity.key.hex()
     if exchange.holder is not None:

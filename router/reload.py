@@ -29,11 +29,17 @@ Commit = Callable[[], None]
 
 
 def _replicas(router: Router, settings: Settings) -> Commit:
-    return router.fleet.prepare(settings)
+    put_in_place = router.fleet.prepare(settings)
+
+    def commit() -> None:
+        put_in_place()
+        router.proxy.choose_pools(router.fleet.pools)
+
+    return commit
 
 
 def _discovery(router: Router, settings: Settings) -> Commit:
-    return router.discovery.prepare(settings.discovery)
+    return router.discovery.prepare(settings.discovery, [pool.name for pool in settings.pools])
 
 
 def _policy(router: Router, settings: Settings) -> Commit:
@@ -108,7 +114,7 @@ def _admission(router: Router, settings: Settings) -> Commit:
 
     def commit() -> None:
         router.proxy.priority_header = settings.admission.priority
-        router.proxy.room.admission.configure(config, router.clock())
+        router.proxy.room.configure(config, router.clock())
         router.proxy.room.freed()  # not at once: who waited starts when all of it is in force
 
     return commit
@@ -136,6 +142,7 @@ def _when_used(_: Router, __: Settings) -> Commit:
 
 APPLIED: dict[str, Callable[[Router, Settings], Commit]] = {
     "replicas": _replicas,
+    "pools": _when_used,  # with the replicas
     "discovery": _discovery,
     "policy": _policy,
     "identity": _identity,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import sys
@@ -52,6 +53,11 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """A share of new sessions, beside those of other replicas: 0 gets none, and keeps those that are there."""
 Ranks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
 """An engine's data-parallel size, SGLang's `--dp-size`: above 1 each rank is a replica of its own."""
+_POOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""A pool's name. It goes into headers, metric labels and log lines."""
+
+InPool = Annotated[str, Field(json_schema_extra={"pattern": f"^({_POOL.pattern})?$"})]
+"""Of `pools` the one whose replicas these are; the first without one."""
 Sampled = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 _ADMISSION = AdmissionConfig()
@@ -216,6 +222,7 @@ class ReplicaSettings(_Part):
     weight: Weight = 1.0
     """Of each rank, where there are several."""
     ranks: Ranks = 1
+    pool: InPool = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -238,6 +245,35 @@ class ReplicaSettings(_Part):
     def ids(self) -> list[str]:
         """Of the replicas that it is: its own, or one for each rank."""
         return ids(self.id, self.ranks)
+
+
+MAX_POOLS = 100
+
+_PATTERN = re.compile(r"[!-~]([ -~]{0,254}[!-~])?")
+"""Of models' names: as clients write them, with `*` for anything."""
+
+
+class ModelsSettings(_Part):
+    """A pool: replicas that only some requests go to, by name and by the models that they serve."""
+
+    name: Annotated[str, _as(_POOL)]
+    models: list[Annotated[str, _as(_PATTERN)]] = []
+    """Patterns of names, `*` standing for anything, in small letters or large ones."""
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        if not _POOL.fullmatch(self.name):
+            raise ValueError(
+                f"name {cut(repr(self.name))} is none for a pool: use up to 63 letters, digits and signs of . _ -, as "
+                "in large"
+            )
+        for pattern in self.models:
+            if not _PATTERN.fullmatch(pattern):
+                raise ValueError(
+                    f"models: {cut(repr(pattern))} is no pattern: write a model's name, or a part of it and *, as in "
+                    "*haiku*"
+                )
+        return self
 
 
 class _NamedPolicy(_Part):
@@ -662,6 +698,7 @@ class KubernetesSettings(_Part):
     """Of each pod, or of each rank of it."""
     ranks: Ranks = 1
     """Of each pod's engine."""
+    pool: InPool = ""
     url: Annotated[str, _as(_HTTP, empty=True)] = ""
     """Of the API server; without one it is that of the cluster that the router runs in."""
     token_file: str = ""
@@ -735,6 +772,7 @@ class DnsSettings(_Part):
     """Of each host, or of each rank of it."""
     ranks: Ranks = 1
     """Of each host's engine."""
+    pool: InPool = ""
     server: Annotated[str, _as(_SERVER, empty=True)] = ""
     """To be asked instead of the system's."""
 
@@ -806,6 +844,33 @@ def check_distinct(replicas: Sequence[ReplicaSettings]) -> None:
         urls.add(replica.url)
 
 
+def pool_fault(pool: str, names: Sequence[str]) -> str:
+    """What is wrong with a replica's pool, and what to do; empty when nothing is."""
+    if not pool or pool in names:
+        return ""
+    if not names:
+        return f"{cut(repr(pool))} is no pool, as there are none: name it under `pools`, or leave it out"
+    near = next(iter(difflib.get_close_matches(pool, names, n=1)), None)
+    meant = f"did you mean {near!r}?" if near else f"name one of {', '.join(names)}, or add it under `pools`"
+    return f"{cut(repr(pool))} is no pool: {meant}"
+
+
+def check_pools(pools: Sequence[ModelsSettings]) -> None:
+    """Raises ValueError when a name or a pattern is given twice."""
+    names: set[str] = set()
+    patterns: dict[str, str] = {}
+    for number, pool in enumerate(pools):
+        if pool.name in names:
+            raise ValueError(f"pools.{number}.name: {pool.name!r} is given twice: give each pool its own")
+        names.add(pool.name)
+        for pattern in pool.models:
+            if (holder := patterns.get(pattern.casefold())) is not None:
+                raise ValueError(
+                    f"pools.{number}.models: {pattern!r} is a pattern of pool {holder} already: remove one"
+                )
+            patterns[pattern.casefold()] = pool.name
+
+
 def _listed(value: Any) -> Any:
     """In the environment replicas are written as JSON, or as URLs with commas between."""
     if not isinstance(value, str):
@@ -832,6 +897,8 @@ class Settings(BaseSettings):
     admin: AdminSettings = AdminSettings()
     replicas: Annotated[list[ReplicaSettings], NoDecode, BeforeValidator(_listed)] = []
     discovery: DiscoverySettings = DiscoverySettings()
+    pools: Annotated[list[ModelsSettings], Field(max_length=MAX_POOLS)] = []
+    """The first takes what is no other's. Without any there is one, of all replicas."""
     policy: Annotated[PolicySettings, NoDecode] = PolicySettings()
     directory: DirectorySettings = DirectorySettings()
     identity: IdentitySettings = IdentitySettings()
@@ -866,6 +933,8 @@ class Settings(BaseSettings):
             check_distinct(self.replicas)
         except ValueError as error:
             raise ValueError(f"replicas: {error}") from None
+        check_pools(self.pools)
+        self._check_members()
         if self.port and self.port == self.admin.port and self.host == self.admin.host:
             raise ValueError(f"admin.port: {self.port} is the data port as well: choose another")
         if self.store.url and not self.identity.secret.get_secret_value():
@@ -876,6 +945,23 @@ class Settings(BaseSettings):
         if self.workers > 1 and sys.platform != "linux":
             raise ValueError(f"workers: {self.workers} processes on one port need Linux: leave it out here")
         return self
+
+    def _check_members(self) -> None:
+        """Raises ValueError when a source puts its replicas into a pool that is none."""
+        given: dict[str, Sequence[ReplicaSettings | DnsSettings | KubernetesSettings]] = {
+            "replicas": self.replicas,
+            "discovery.dns": self.discovery.dns,
+            "discovery.kubernetes": self.discovery.kubernetes,
+        }
+        names = [each.name for each in self.pools]
+        faults = [
+            f"{where}.{number}.pool: {fault}"
+            for where, those in given.items()
+            for number, each in enumerate(those)
+            if (fault := pool_fault(each.pool, names))
+        ]
+        if faults:
+            raise ValueError("\n".join(faults))
 
     @property
     def replica_count(self) -> int:

@@ -30,14 +30,18 @@ class Spread:
         self._mean = 0.0
         self._at: float | None = None
 
-    def sample(self, running: Sequence[int], now: float) -> None:
-        """Take note of how many requests run on each replica; none: of nothing. `now` is of a monotonic clock."""
+    def sample(self, pools: Sequence[Sequence[int]], now: float) -> None:
+        """Take note of how many requests run on each replica of each pool; none: of nothing.
+
+        Pools are not compared: they have different models to serve. `now` is of a monotonic clock.
+        """
         last, self._at = self._at, now
-        if last is None or not running:
+        count = sum(map(len, pools))
+        if last is None or not count:
             return
-        count = len(running)
-        mean = sum(running) / count
-        variance = sum((each - mean) ** 2 for each in running) / count
+        mean = sum(map(sum, pools)) / count
+        means = [sum(running) / len(running) if running else 0.0 for running in pools]
+        variance = sum((each - own) ** 2 for running, own in zip(pools, means, strict=True) for each in running) / count
         gap_s = min(max(now - last, 0.0), MAX_GAP_S)
         self.variance_s += variance * gap_s
         self.mean_s += mean * gap_s

@@ -28,7 +28,7 @@ class Admission:
         self.left = 0
         """Requests whose client left while they waited."""
         self._balancer = balancer
-        self._pool = pool
+        self.pool = pool
         self._room = Room()
         self._tickets: dict[Ticket, None] = {}
         """All that wait, for a cap or at the gate, by deadline."""
@@ -59,7 +59,7 @@ class Admission:
         Not for one that a replica has failed: `Balancer.acquire` places it at once, as it has waited before.
         """
         balancer, gate = self._balancer, self.gate
-        if not self._watchful or (not balancer.ready_in(self._pool) and balancer.stays(request, now) is None):
+        if not self._watchful or (not balancer.ready_in(self.pool) and balancer.stays(request, now) is None):
             return balancer.acquire(request, now)  # with none to wait for it says why
         if gate.active and not gate.passes(request, now):
             return self._hold(request, now, priority)
@@ -181,7 +181,7 @@ class Admission:
         config, balancer = self.config, self._balancer
         in_flight = in_flight_tokens = 0
         if config.max_running or config.max_tokens:
-            in_flight, in_flight_tokens = balancer.under_way(self._pool)
+            in_flight, in_flight_tokens = balancer.under_way(self.pool)
         if 0 < config.max_running <= in_flight:
             return None
         if config.max_tokens or config.max_tokens_per_replica:
@@ -194,13 +194,13 @@ class Admission:
         most, most_tokens = config.max_running_per_replica, config.max_tokens_per_replica
         full = tuple(
             replica
-            for replica in balancer.within(self._pool)
+            for replica in balancer.within(self.pool)
             if (0 < most <= replica.in_flight)
             or (0 < most_tokens < replica.in_flight_tokens + tokens and replica.in_flight)
         )
         if not full or ((issuer := balancer.issuer(request, now)) is not None and issuer not in full):
             return full
-        able = set(balancer.ready_in(self._pool))
+        able = set(balancer.ready_in(self.pool))
         if (finishing := balancer.stays(request, now)) is not None:
             able.add(finishing)
         return None if able and able.issubset(full) else full

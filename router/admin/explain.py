@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -12,8 +13,9 @@ from policies.balancer import NoReplica
 from policies.types import Request as Asked
 from router import errors, explanation
 from router.admin.answers import Refused, body_of, number_of
-from router.admin.sessions import key_of
-from router.identity import responses
+from router.admin.sessions import home_pool, key_of, pool_of
+from router.identity import is_json, model_of, responses
+from router.pools import HEADER as POOL_HEADER
 from router.proxy.exchange import BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -37,15 +39,17 @@ class Explain:
 
         `?session=` is a session's own value or its digest, and wins over what headers and body tell. `?prompt_tokens=`
         is the size of the prompt; by default the body's, without one what the session's home last held. `?key=` names
-        the holder whose request it is, where API keys are asked for.
+        the holder whose request it is, where API keys are asked for. `?pool=` wins over the pool that header and body
+        tell; without any of them it is that in which the session lives.
         """
         router, now = self._router, self._router.clock()
         headers = {name: value for name, value in request.headers.raw if name in router.identity.header_names}
         tenant = self._tenant(request.query_params.get("key"))
-        identity = router.identity.from_headers(headers, tenant)
         body = await body_of(request, router.settings.limits.body_bytes)
+        content_type = request.headers.get("content-type", "").encode("latin-1")
+        pool = self._pool(request, headers, body, content_type)
+        identity = router.identity.from_headers(headers, tenant, (pool or "").encode())
         if body:
-            content_type = request.headers.get("content-type", "").encode("latin-1")
             identity = router.proxy.look_into(identity, body, content_type, now)
         asked = Asked(
             identity.key, identity.parent, identity.fingerprint, len(body) // BYTES_PER_TOKEN, identity.blocks
@@ -53,7 +57,8 @@ class Explain:
         if body and not identity.encoded and (response := responses.previous(body)) is not None:
             asked.response = router.identity.response_key(response, tenant)
         if session := request.query_params.get("session"):
-            asked.key, asked.parent = key_of(router, session, tenant), None
+            asked.key, asked.parent = key_of(router, session, tenant, pool), None
+        asked.pool = (home_pool(router, asked.key) if pool is None else pool) or ""
         given = request.query_params.get("prompt_tokens")
         if given is not None or not body:
             asked.prompt_tokens = self._estimate(asked.key, given)
@@ -61,7 +66,23 @@ class Explain:
 
     def of_session(self, key: bytes) -> dict[str, Any]:
         """Where the session's next request would go, when it goes on with what its home last held. Raises Refused."""
-        return self._told(Asked(key, prompt_tokens=self._estimate(key, None)))
+        pool = home_pool(self._router, key) or ""
+        return self._told(Asked(key, prompt_tokens=self._estimate(key, None), pool=pool))
+
+    def _pool(self, request: Request, headers: Mapping[bytes, bytes], body: bytes, content_type: bytes) -> str | None:
+        """The core's name of the pool that the query, a header or the body's model tells; None when nothing does.
+
+        Raises Refused for one that there is not.
+        """
+        pools = self._router.fleet.pools
+        given = request.query_params.get("pool")
+        if given is None and pools.several:
+            given = request.headers.get(POOL_HEADER.decode())
+        if given is not None:
+            return pool_of(self._router, given)
+        if pools.several and body and is_json(headers, content_type) and (model := model_of(body)) is not None:
+            return pools.of_model(model)
+        return None
 
     def _told(self, asked: Asked) -> dict[str, Any]:
         router = self._router
@@ -70,7 +91,9 @@ class Explain:
         except NoReplica as none:
             refusal = errors.NO_REPLICA[none.reason]
             raise Refused(refusal.status, refusal.reason, refusal.message) from None
-        return {"policy": router.balancer.policy.name} | explanation.table(choice, asked)
+        told = {"policy": router.balancer.policy.name} | explanation.table(choice, asked)
+        pools = router.fleet.pools
+        return told | {"pool": pools.shown(asked.pool)} if pools.several else told
 
     def _tenant(self, holder: str | None) -> bytes:
         if holder is None:

@@ -133,6 +133,7 @@ class Overview:
             "shadow": self._shadow(),
             "store": shared(router),
             "discovery": found(router),
+            "pools": self._pools(),
             "draining": self._draining(),
             **self._replicas(view, now),
             "decisions": self.decisions(view),
@@ -144,7 +145,7 @@ class Overview:
         replicas = router.balancer.replicas.values()
         count, states = len(replicas), Counter(replica.state for replica in replicas)
         slow = sum(replica.state is State.READY and replica.speed.slowness > 1.0 for replica in replicas)
-        gate = router.proxy.room.admission.gate
+        gates = [each.gate for each in router.proxy.room.all]
         why = router.not_ready()
         if not count:
             missing = router.discovery.missing
@@ -155,10 +156,15 @@ class Overview:
         parts = [f"{number} {STATES[state]}" for state, number in states.items() if state is not State.READY]
         parts += [f"{slow} slow"] * bool(slow)
         told = [f"{', '.join(sorted(parts))} of {counted(count, 'replica')}"] if parts else []
+        empty = [each["pool"] for each in self._pools() if not each["ready"]]
+        if empty:
+            told.insert(0, f"no replica of {'pool' if len(empty) == 1 else 'pools'} {', '.join(empty)} is ready")
         if router.health.panic:
             told.insert(0, _panic(router.health))
-        if gate.active:
-            told.append(f"the KV caches are full: {counted(gate.held, 'session')} held back")
+        full = any(gate.active for gate in gates)
+        if full:
+            held = sum(gate.held for gate in gates)
+            told.append(f"the KV caches are full: {counted(held, 'session')} held back")
         if not router.metrics.config_in_force:
             told.append("the configuration was refused, and an older one is in force: see the log")
         if away := router.discovery.missing or router.discovery.frozen:
@@ -166,14 +172,13 @@ class Overview:
         if router.sharing is not None and not router.sharing.up:
             told.append("the store is away, and nothing is shared with other routers")
         if told:
-            bad = router.health.panic or states[State.EJECTED] or gate.active
+            bad = router.health.panic or states[State.EJECTED] or full or empty
             return {"level": "bad" if bad else "warn", "text": "; ".join(told)}
         return {"level": "ok", "text": "The replica is ready" if count == 1 else f"All {count} replicas are ready"}
 
     def _fleet(self, now: float) -> dict[str, Any]:
         router = self._router
         balancer, proxy = router.balancer, router.proxy
-        admission = proxy.room.admission
         replicas = balancer.replicas.values()
         states = Counter(replica.state for replica in replicas)
         regret = balancer.regret
@@ -184,8 +189,8 @@ class Overview:
             "requests_per_s_series": [round(value, 2) for value in proxy.rates.series],
             "in_flight": sum(replica.in_flight for replica in replicas),
             "awaiting_first_token": sum(replica.pending for replica in replicas),
-            "waiting": admission.waiting,
-            "held_sessions": admission.gate.held,
+            "waiting": sum(each.waiting for each in proxy.room.all),
+            "held_sessions": sum(each.gate.held for each in proxy.room.all),
             "pending_prefill_tokens": sum(replica.prefill_tokens for replica in replicas),
             "longest_wait_s": _rounded(max((cost.expected_wait(each, now) for each in balancer.ready), default=None)),
             "resident_tokens": sum(replica.cache.held_tokens for replica in replicas),
@@ -200,6 +205,15 @@ class Overview:
             "sessions_limit": balancer.directory.max_sessions,
             "connections": proxy.connections,
         }
+
+    def _pools(self) -> list[dict[str, Any]]:
+        """Each in its order, and how many of its replicas are ready; none where there is only one."""
+        balancer, pools = self._router.balancer, self._router.fleet.pools
+        sizes = Counter(replica.pool for replica in balancer.replicas.values())
+        return [
+            {"pool": pools.shown(pool), "replicas": sizes[pool], "ready": len(balancer.ready_in(pool))}
+            for pool in (pools.all if pools.several else ())
+        ]
 
     def _shadow(self) -> dict[str, Any] | None:
         balancer, switching = self._router.balancer, self._router.switching

@@ -45,11 +45,17 @@ class PolicyInForce:
                 "parameters": snapshot.parameters,
                 "needs": [need.name.lower() for need in policy.needs if need.name],
                 "state": snapshot.state,
+                "pools": self._pools(),
                 "shadow": None if shadow is None else self._shadow(shadow),
                 "shadow_fault": balancer.shadow_fault or None,
                 "known_policies": list(registry.POLICIES),
             }
         )
+
+    def _pools(self) -> dict[str, Any]:
+        """What it has learned in each of the other pools; `state` is of the default one."""
+        balancer, pools = self._router.balancer, self._router.fleet.pools
+        return {pools.shown(pool): balancer.policy_in(pool).snapshot().state for pool in pools.all if pool}
 
     def _shadow(self, shadow: Policy) -> dict[str, Any]:
         switching = self._router.switching

@@ -78,6 +78,7 @@ class Replicas:
             "id": replica.id,
             "url": _url(replica),
             "rank": _rank(replica),
+            "pool": self._router.fleet.pools.shown(replica.pool) or None,
             "source": None if (given := self._router.fleet.given.get(replica.id)) is None else given.source,
             "state": replica.state,
             "why": self._router.health.why(replica),

@@ -90,10 +90,18 @@ class Sessions:
         }
 
     async def session(self, request: Request) -> Response:
-        """By the digest in hexadecimal, or by the session's own value."""
-        key = key_of(self._router, request.path_params["key"])
+        """By the digest in hexadecimal, or by the session's own value; `?pool=` for the one that it has there.
+
+        One id in several pools is several sessions: without a pool it is the first pool's that has one.
+        """
+        pools = self._router.fleet.pools
+        pool = pool_of(self._router, request.query_params.get("pool"))
+        key = key_of(self._router, request.path_params["key"], pool=pool)
         if found := self.homes(key):
-            return JSONResponse({"session": key.hex(), "homes": found})
+            told: dict[str, Any] = {"session": key.hex(), "homes": found}
+            if pools.several:
+                told["pool"] = pools.shown(home_pool(self._router, key) or "")
+            return JSONResponse(told)
         message = "No home is known for this session: it has sent nothing lately, or went by another key."
         raise Refused(404, "unknown_session", message)
 
@@ -118,15 +126,33 @@ def _first(sessions: list[dict[str, Any]], count: int, sort: str) -> list[dict[s
     return sorted(sessions, key=SORTS[sort])[:count]
 
 
-def key_of(router: Router, given: str, tenant: bytes = b"") -> bytes:
+def pool_of(router: Router, given: str | None) -> str | None:
+    """The core's name of a pool that a query names; None when it names none. Raises Refused."""
+    if given is None:
+        return None
+    pools = router.fleet.pools
+    if given not in pools.names:
+        known = ", ".join(pools.names) or "none: there is only one, without a name"
+        raise Refused(400, "invalid_query", f"pool must be one of those there are, got {given!r}; known are {known}.")
+    return pools.core(given)
+
+
+def home_pool(router: Router, key: bytes | None) -> str | None:
+    """The core's name of the pool in which a session lives; None when it is not known."""
+    branches = () if key is None else router.balancer.directory.branches(key, router.clock())
+    return next((home.replica.pool for branch in branches for home in branch.homes), None)
+
+
+def key_of(router: Router, given: str, tenant: bytes = b"", pool: str | None = None) -> bytes:
     """The key of a session given by its digest in hexadecimal, if one is known by it, or by its own value.
 
     Where API keys keep holders' sessions apart, it is that of `tenant`; without one, of the first holder who has one of
-    this value.
+    this value. Likewise of `pool`, as the core calls it, or of the first that has one.
     """
     keys = router.proxy.keys
     tenants = [tenant] if tenant or keys is None else [holder.tenant for holder in keys.holders.values()]
-    of_value = [router.identity.digest_of(given, tenant) for tenant in tenants]
+    pools = router.fleet.pools.all if pool is None else (pool,)
+    of_value = [router.identity.digest_of(given, tenant, pool.encode()) for pool in pools for tenant in tenants]
     digest = _hex(given)
     now = router.clock()
     for key in [digest, *of_value] if digest is not None else of_value:

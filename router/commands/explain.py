@@ -20,12 +20,13 @@ def add(commands: Subparsers[argparse.ArgumentParser]) -> None:
     )
     explain.add_argument("--session", metavar="KEY", required=True, help="its own value, or its digest from the log")
     explain.add_argument("--prompt-tokens", metavar="N", help="of the request (what the session's home last held)")
+    explain.add_argument("--pool", metavar="NAME", help="as a request to that pool (where the session lives)")
     add_admin(explain)
     explain.set_defaults(run=_explain)
 
 
 def _explain(given: argparse.Namespace) -> int:
-    query = present({"session": given.session, "prompt_tokens": given.prompt_tokens})
+    query = present({"session": given.session, "prompt_tokens": given.prompt_tokens, "pool": given.pool})
     return ask(given, explanation, "/explain", query=query)
 
 

@@ -28,12 +28,27 @@ def _replicas(given: argparse.Namespace) -> int:
 
 def replicas_table(replicas: list[dict[str, Any]]) -> str:
     """The answer of `/replicas` as a table for people."""
-    rows = [("REPLICA", "STATE", "IN FLIGHT", "OTHERS", "WAIT", "WAITING", "KV USED", "KV BELIEVED", "WHY")]
+    pools = any(replica["pool"] for replica in replicas)
+    rows: list[tuple[str, ...]] = [
+        (
+            "REPLICA",
+            *["POOL"] * pools,
+            "STATE",
+            "IN FLIGHT",
+            "OTHERS",
+            "WAIT",
+            "WAITING",
+            "KV USED",
+            "KV BELIEVED",
+            "WHY",
+        )
+    ]
     for replica in replicas:
         load = replica["load"] or {}
         rows.append(
             (
                 replica["id"],
+                *[str(replica["pool"])] * pools,
                 replica["state"],
                 str(replica["in_flight"]),
                 str(replica["others_in_flight"]),

@@ -25,11 +25,13 @@ SLICE_S = 0.004
 class Discovery:
     """Changes of the fleet that nobody orders. Without sources it does nothing."""
 
-    def __init__(self, fleet: Fleet, settings: DiscoverySettings, applied: Callable[[], None]) -> None:
-        """`applied` is called when the fleet has been made what the sources say."""
+    def __init__(
+        self, fleet: Fleet, settings: DiscoverySettings, applied: Callable[[], None], pools: Sequence[str] = ()
+    ) -> None:
+        """`applied` is called when the fleet has been made what the sources say. `pools` may be named by sources."""
         self._fleet = fleet
         self._applied = applied
-        self.feeds = [Feed(source, self._told) for source in sources(settings)]
+        self.feeds = [Feed(source, self._told) for source in sources(settings, pools)]
         self._retired: list[str] = []
         """Sources that are configured no more. What they told stays until those that are have answered."""
         self._news = asyncio.Event()
@@ -51,9 +53,9 @@ class Discovery:
                 await self._task
         await asyncio.gather(*(feed.stop() for feed in self.feeds), *self._stopping)
 
-    def prepare(self, settings: DiscoverySettings) -> Callable[[], None]:
+    def prepare(self, settings: DiscoverySettings, pools: Sequence[str] = ()) -> Callable[[], None]:
         """What follows these sources from now on: those that were followed before are not begun anew."""
-        wanted = sources(settings)
+        wanted = sources(settings, pools)
 
         def commit() -> None:
             known = {feed.name: feed for feed in self.feeds}
@@ -123,17 +125,17 @@ class Discovery:
                 began = time.monotonic()
 
 
-def sources(settings: DiscoverySettings) -> list[Source]:
+def sources(settings: DiscoverySettings, pools: Sequence[str] = ()) -> list[Source]:
     """Those that are configured, in their order."""
-    return list(_sources(settings))
+    return list(_sources(settings, pools))
 
 
-def _sources(settings: DiscoverySettings) -> Iterator[Source]:
+def _sources(settings: DiscoverySettings, pools: Sequence[str]) -> Iterator[Source]:
     """Loaded only when they are wanted: HTTP and DNS clients are slow to import."""
     if settings.file:
         from router.discovery.file import FileSource
 
-        yield FileSource(settings.file)
+        yield FileSource(settings.file, pools=pools)
     if settings.dns:
         from router.discovery.dns import DnsSource
 

@@ -54,7 +54,7 @@ class DnsSource:
     async def follow(self, feed: Feed) -> None:
         while True:
             targets, again_s = await self.ask()
-            feed.tell(shared(targets, self._settings.weight, self._settings.ranks))
+            feed.tell(shared(targets, self._settings.weight, self._settings.ranks, self._settings.pool))
             await asyncio.sleep(again_s)
 
     async def ask(self) -> tuple[list[Target], float]:

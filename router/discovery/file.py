@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from router.configuration import explained, parsed
 from router.discovery.feed import Feed, Trouble, check_size
 from router.discovery.targets import Target, listed
 from router.files import bytes_of
-from router.settings import ReplicaSettings, check_distinct
+from router.settings import ReplicaSettings, check_distinct, pool_fault
 
 LOOK_S = 1.0
 """Between two looks at the file."""
@@ -45,9 +45,11 @@ class FileSource:
     empty_after_s = 0.0
     """`[]` is what somebody wrote there; an empty file is no list."""
 
-    def __init__(self, file: str, look_s: float = LOOK_S) -> None:
+    def __init__(self, file: str, look_s: float = LOOK_S, *, pools: Sequence[str] = ()) -> None:
+        """`pools` are the names that an entry may give."""
         self.name = f"file:{file}"
-        self.made_of = file
+        self.made_of = (file, *pools)
+        self._pools = pools
         self._file = file
         self._look_s = look_s
         self._seen: bytes | None = None
@@ -92,7 +94,7 @@ class FileSource:
         self._changing_since = None
         if seen != self._read:
             try:
-                targets, self._fault = await self._aside(partial(read, seen)), ""
+                targets, self._fault = await self._aside(partial(read, seen, self._pools)), ""
             except ValueError as error:
                 targets, self._fault = [], str(error)
             self._read = seen
@@ -116,7 +118,7 @@ class FileSource:
             raise Trouble(f"it has not been read within {ANSWER_S:g} s: does its file system hang?")
 
 
-def read(data: bytes) -> list[Target]:
+def read(data: bytes, pools: Sequence[str] = ()) -> list[Target]:
     """The replicas in a file that holds this. Raises ValueError saying what is wrong, with the remedy."""
     try:
         text = data.decode()
@@ -134,4 +136,7 @@ def read(data: bytes) -> list[Target]:
         check_distinct(replicas)
     except ValidationError as error:
         raise ValueError("; ".join(islice(explained(error, "replicas"), TOLD_FAULTS))) from None
+    told = ((number, pool_fault(each.pool, pools)) for number, each in enumerate(replicas))
+    if faults := list(islice((f"replicas.{number}.pool: {fault}" for number, fault in told if fault), TOLD_FAULTS)):
+        raise ValueError("; ".join(faults))
     return listed(replicas)

@@ -100,7 +100,7 @@ class KubernetesSource:
             found = targets(self._slices.values(), given.port, given.scheme, self._id_of)
         except ValueError as error:
             raise Trouble(str(error)) from None
-        feed.tell(shared(found, given.weight, given.ranks), ends_outage=False)
+        feed.tell(shared(found, given.weight, given.ranks, given.pool), ends_outage=False)
 
     # The list
 

@@ -29,10 +29,13 @@ class Target:
     """Of the engine's data-parallel ranks the one that it is; None when it is the whole engine."""
     ranks: int = 1
     """How many the engine is said to have."""
+    pool: str = ""
+    """Whose it is, as its source calls it; empty for the default one."""
 
     def same_as(self, other: Target) -> bool:
-        """Whether both are one replica, whatever else is told of it."""
-        placed, there = (self.id, self.url, self.rank), (other.id, other.url, other.rank)
+        """Whether both are one replica, whatever else is told of it. In another pool it is another."""
+        placed = (self.id, self.url, self.rank, self.pool)
+        there = (other.id, other.url, other.rank, other.pool)
         return placed == there and (self.uid == other.uid or not (self.uid and other.uid))
 
 
@@ -53,14 +56,15 @@ def in_ranks(target: Target, ranks: int) -> Iterator[Target]:
         yield replace(target, id=id, rank=rank, ranks=ranks)
 
 
-def shared(found: Iterable[Target], weight: float, ranks: int) -> list[Target]:
-    """What a source found, with the share and in the ranks that it gives all of its own."""
-    return [each for target in found for each in in_ranks(replace(target, weight=weight), ranks)]
+def shared(found: Iterable[Target], weight: float, ranks: int, pool: str) -> list[Target]:
+    """What a source found, with the share, in the ranks and in the pool that it gives all of its own."""
+    return [each for target in found for each in in_ranks(replace(target, weight=weight, pool=pool), ranks)]
 
 
 def listed(replicas: Iterable[ReplicaSettings]) -> list[Target]:
     """Those of a list as settings and files have it."""
-    return [each for given in replicas for each in in_ranks(Target(given.id, given.url, given.weight), given.ranks)]
+    found = ((Target(given.id, given.url, given.weight, pool=given.pool), given.ranks) for given in replicas)
+    return [each for target, ranks in found for each in in_ranks(target, ranks)]
 
 
 def union(told: Mapping[str, Iterable[Target]]) -> tuple[dict[str, Given], list[str]]:

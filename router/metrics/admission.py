@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from policies.admission import Admission
 from router.metrics.family import Family, Merge, one
 from router.metrics.metrics import Metrics
 
 
-def _of(value: Callable[[Admission], float]) -> Callable[[Metrics], float | None]:
-    return lambda metrics: None if metrics.proxy is None else value(metrics.proxy.room.admission)
+def _of(
+    value: Callable[[Admission], float], over: Callable[[Iterable[float]], float] = sum
+) -> Callable[[Metrics], float | None]:
+    """Over all pools."""
+    return lambda metrics: None if metrics.proxy is None else over([value(each) for each in metrics.proxy.room.all])
 
 
 ROWS = (
@@ -45,7 +48,7 @@ ROWS = (
         "1",
         (),
         "1 while sessions are held back because the live ones do not fit the KV caches.",
-        one(_of(lambda admission: float(admission.gate.active))),
+        one(_of(lambda admission: float(admission.gate.active), max)),
         Merge.MAX,
     ),
     Family(

@@ -22,6 +22,7 @@ FAILURES = ("connect", "connect_timeout", "reset", "silent", "invalid", "busy", 
 
 KEY = Label("key", "who holds [the API key](#keys); only those that are accepted")
 REPLICA = Label("replica", "the replica's `id`; only those in the fleet")
+POOL = Label("pool", "[a pool](#pools), by its name; only where there are several")
 REASON = Label("reason", "[why it was chosen](#why-a-replica-was-chosen)", tuple(Reason))
 SHADOW_REASON = Label("shadow_reason", "the same of the shadow policy", tuple(Reason))
 REFUSAL = Label("reason", "a code of [refusals](#refusals)", REFUSALS)

@@ -38,6 +38,20 @@ def _panic(metrics: Metrics) -> float:
     return float(metrics.proxy is not None and metrics.proxy.health.panic)
 
 
+def _members(metrics: Metrics, _: float) -> Iterator[Sample]:
+    pools = None if metrics.proxy is None else metrics.proxy.pools
+    if pools is not None:
+        for replica in list(metrics.balancer.replicas.values()):
+            yield (replica.id, pools.shown(replica.pool)), 1.0
+
+
+def _ready(metrics: Metrics, _: float) -> Iterator[Sample]:
+    pools = None if metrics.proxy is None else metrics.proxy.pools
+    if pools is not None:
+        for pool in pools.all:
+            yield (pools.shown(pool),), float(len(metrics.balancer.ready_in(pool)))
+
+
 def _connections(replica: Replica, _: float) -> float | None:
     return replica.address.open if isinstance(replica.address, Upstream) else None
 
@@ -58,6 +72,24 @@ ROWS = (
         (of.REPLICA, of.STATE),
         "1 for the state it is in, 0 for the others.",
         _states,
+        Merge.MAX,
+    ),
+    Family(
+        "warmroute_replica_pool",
+        "gauge",
+        "1",
+        (of.REPLICA, of.POOL),
+        "1 for the [pool](#pools) that it is in, to join others with; none where there is only one.",
+        _members,
+        Merge.MAX,
+    ),
+    Family(
+        "warmroute_pool_ready_replicas",
+        "gauge",
+        "replicas",
+        (of.POOL,),
+        "Replicas of the pool that may be sent requests; none where there is only one pool.",
+        _ready,
         Merge.MAX,
     ),
     Family(

@@ -13,7 +13,8 @@ from policies.responses import issued
 from policies.types import OUTCOMES, Cause, Phase, Replica, Request, State, Usage
 from router import errors
 from router.errors import Refusal
-from router.identity import responses
+from router.identity import is_json, model_of, responses
+from router.pools import HEADER as POOL_HEADER
 from router.proxy import guard, usage
 from router.proxy.connection import UpstreamConnection
 from router.proxy.headers import Header, named_in_connection, request_head, response_head
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from router.decisions import Decision
     from router.identity import Identity
     from router.keys import Holder
+    from router.pools import Pools
     from router.proxy.downstream import Downstream
     from router.proxy.proxy import Proxy
     from router.sharing import Claim
@@ -219,6 +221,9 @@ class Exchange:
         if proxy.priority_header and not self._take_priority(proxy.priority_header):
             self.refuse(errors.PRIORITY)
             return
+        if proxy.pools is not None and not self._take_pool(proxy.pools):
+            self.refuse(errors.unknown_pool(proxy.pools.names))
+            return
         proxy.budget.earn()
         self._identify(route)
         if proxy.sharing is not None and (self.request.turn or self.request.response is not None):
@@ -237,15 +242,35 @@ class Exchange:
                 self.priority = priority
         return True
 
+    def _take_pool(self, pools: Pools) -> bool:
+        """From the header that names one, else by the model that the body asks for. False when there is none such."""
+        named = None
+        for lower, _, value in self.headers:
+            if lower == POOL_HEADER:
+                named = value
+        if named is not None:
+            pool = pools.of_header(named)
+            self.request.pool = pool or ""
+            return pool is not None
+        if self.body_bytes and is_json(self.known, self.content_type):
+            model = model_of(self._whole_body())
+            self.request.pool = "" if model is None else pools.of_model(model)
+        return True
+
+    def _whole_body(self) -> bytes:
+        """In one piece from now on."""
+        if len(self.body) > 1:
+            self.body = [b"".join(self.body)]
+        return self.body[0]
+
     def _identify(self, route: guard.Route) -> None:
-        proxy = self.proxy
-        identity = proxy.identity.from_headers(self.known, self.holder.tenant if self.holder is not None else b"")
+        proxy, pool = self.proxy, self.request.pool
+        tenant = self.holder.tenant if self.holder is not None else b""
+        identity = proxy.identity.from_headers(self.known, tenant, pool.encode() if pool else b"")
         wants = proxy.wants()
         look = wants.body or (wants.session and identity.key is None)
         if look and self.body_bytes and route.conversation:
-            if len(self.body) > 1:
-                self.body = [b"".join(self.body)]
-            identity = proxy.look_into(identity, self.body[0], self.content_type, self.received_at)
+            identity = proxy.look_into(identity, self._whole_body(), self.content_type, self.received_at)
         self.identity = identity
         request = self.request
         request.key = identity.key
@@ -682,7 +707,7 @@ class Exchange:
                 self.refuse(errors.FIRST_BYTE_TIMEOUT)
             elif (
                 self.repeatable
-                and proxy.balancer.ready
+                and proxy.balancer.ready_in(self.request.pool)
                 and self.lease is not None
                 and proxy.health.gone(self.lease.replica)
             ):

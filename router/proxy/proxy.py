@@ -22,6 +22,7 @@ from router.decisions import Decisions
 from router.identity import CREDENTIALS, Identity, IdentityRules, chain
 from router.logs import AccessLog
 from router.metrics import Metrics
+from router.pools import Pools
 from router.proxy.budget import RetryBudget
 from router.proxy.cors import Cors
 from router.proxy.downstream import Downstream
@@ -121,6 +122,9 @@ class Proxy:
         self.prepare(settings)()
         self.room = Room(self, Admission(balancer, settings.admission.config()))
         self.priority_header = settings.admission.priority
+        self.pools: Pools | None
+        """None where there is only one."""
+        self.choose_pools(Pools(settings.pools))
         self.tracing: Tracing | None = None
         """Set when requests are traced."""
         self.sharing: Sharing | None = None
@@ -177,6 +181,11 @@ class Proxy:
 
         return commit
 
+    def choose_pools(self, pools: Pools) -> None:
+        """Have requests choose among these from now on."""
+        self.pools = pools if pools.several else None
+        self.room.serve(pools.all)
+
     def start(self) -> None:
         """Begin sweeping. To be called in the running loop, before the first connection."""
         self.loop = asyncio.get_running_loop()
@@ -223,7 +232,10 @@ class Proxy:
             if isinstance(replica.address, Upstream):
                 replica.address.sweep(now)
         self.room.look()
-        self.spread.sample([cost.requests(replica, now) for replica in self.balancer.ready], now)
+        pools = ("",) if self.pools is None else self.pools.all
+        self.spread.sample(
+            [[cost.requests(replica, now) for replica in self.balancer.ready_in(pool)] for pool in pools], now
+        )
         self.rates.add(self._sample(now))
 
     def _sample(self, now: float) -> Sample:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from policies.admission import Admission, Priority, Ticket
+from policies.admission import Admission, AdmissionConfig, Priority, Ticket
 from policies.lease import Lease
 from policies.types import OUTCOMES, Cause, Phase
 
@@ -23,19 +23,42 @@ PRIORITIES: Mapping[bytes, Priority] = {priority.encode(): priority for priority
 class Room:
     """Between the proxy and the core's `Admission`, which knows no loop and no connections."""
 
-    __slots__ = ("_due", "_gated", "_proxy", "admission")
+    __slots__ = ("_due", "_gated", "_proxy", "admission", "pools")
 
     def __init__(self, proxy: Proxy, admission: Admission) -> None:
         self._proxy = proxy
         self.admission = admission
+        """The default pool's."""
+        self.pools: dict[str, Admission] = {}
+        """Those of the other ones: who waits in one holds up nobody in another."""
         self._due = False
         """A look at it is on the loop's list already."""
-        self._gated = False
-        """Whether the KV gate acted when last looked at."""
+        self._gated: set[Admission] = set()
+        """Those whose KV gate acted when last looked at."""
+
+    @property
+    def all(self) -> list[Admission]:
+        """Of every pool."""
+        return [self.admission, *self.pools.values()]
+
+    def serve(self, pools: Iterable[str]) -> None:
+        """There are these from now on. One that is no more ends when nobody waits for it."""
+        config, balancer = self.admission.config, self._proxy.balancer
+        self.pools = {name: each for name, each in self.pools.items() if name in pools or each.waiting} | {
+            name: self.pools.get(name) or Admission(balancer, config, name) for name in pools if name
+        }
+
+    def configure(self, config: AdmissionConfig, now: float) -> None:
+        """Keep to something else from now on, each pool for itself."""
+        for admission in self.all:
+            admission.configure(config, now)
 
     def enter(self, exchange: Exchange, priority: Priority, now: float) -> Lease | None:
         """A place for a request's first try; None when it has to wait. Raises Shed and NoReplica."""
-        place = self.admission.enter(exchange.request, now, priority)
+        admission = self.admission
+        if exchange.request.pool:
+            admission = self.pools.get(exchange.request.pool, admission)
+        place = admission.enter(exchange.request, now, priority)
         if isinstance(place, Lease):
             return place
         place.context = exchange
@@ -44,15 +67,17 @@ class Room:
 
     def freed(self) -> None:
         """Something ended: whoever waits may be able to start. Not at once, as we may be in the midst of an end."""
-        if self.admission.waiting and not self._due:
+        waiting = self.admission.waiting or (self.pools and any(each.waiting for each in self.pools.values()))
+        if waiting and not self._due:
             self._due = True
             self._proxy.loop.call_soon(self.look)
 
     def look(self) -> None:
         """Start or refuse who can be. To be called once a second, too: deadlines and the KV gate are seen to here."""
         self._due = False
-        settled = self.admission.due(self._proxy.clock())
-        self._note_gate()
+        now = self._proxy.clock()
+        settled = [ticket for admission in self.all for ticket in admission.due(now)]
+        self._note_gates()
         for ticket in settled:
             exchange = ticket.context
             try:
@@ -61,17 +86,20 @@ class Room:
                 log.exception("starting a request that waited failed in a way it should not")
                 self._abandon(ticket)
 
-    def _note_gate(self) -> None:
-        """One line when the KV gate begins to hold sessions back, and one when it ends."""
-        gate = self.admission.gate
-        if gate.active is self._gated:
-            return
-        self._gated = gate.active
-        if gate.active:
-            told = "the KV gate acts: live sessions do not fit the KV caches of %d tokens, and are let in up to %d"
-            log.warning(told, gate.capacity_tokens, gate.limit_tokens)
-        else:
-            log.info("the KV gate is open: no session is held back any more")
+    def _note_gates(self) -> None:
+        """One line when a KV gate begins to hold sessions back, and one when it ends."""
+        acting = {admission for admission in self.all if admission.gate.active}
+        for admission in acting - self._gated:
+            gate = admission.gate
+            told = "the KV gate%s acts: live sessions do not fit the KV caches of %d tokens, and are let in up to %d"
+            log.warning(told, self._whose(admission), gate.capacity_tokens, gate.limit_tokens)
+        for admission in self._gated - acting:
+            log.info("the KV gate%s is open: no session is held back any more", self._whose(admission))
+        self._gated = acting
+
+    def _whose(self, admission: Admission) -> str:
+        pools = self._proxy.pools
+        return "" if pools is None else f" of pool {pools.shown(admission.pool)}"
 
     def _abandon(self, ticket: Ticket) -> None:
         if ticket.lease is not None:

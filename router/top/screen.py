@@ -32,6 +32,7 @@ class _Column(NamedTuple):
 
 COLUMNS = (
     _Column("REPLICA", 0, lambda each: units.short(each["id"]), "left", whole=False),
+    _Column("POOL", 60, lambda each: each["pool"] or "", "left", whole=False),
     _Column("STATE", 0, lambda each: state(each), "left"),
     _Column("IN FLIGHT", 0, lambda each: str(each["in_flight"])),
     _Column("WAIT", 0, lambda each: units.seconds(each["expected_wait_s"])),
@@ -133,7 +134,8 @@ def _reasons(refusals: dict[str, int]) -> str:
 
 
 def _replicas(replicas: list[dict[str, Any]], width: int) -> Table:
-    columns = [column for column in COLUMNS if column.from_width <= width]
+    pools = any(replica["pool"] for replica in replicas)
+    columns = [column for column in COLUMNS if column.from_width <= width and (pools or column.name != "POOL")]
     table = Table(box=None, padding=(0, 2, 0, 0), expand=False, header_style="bold")
     for column in columns:
         table.add_column(column.name, justify=column.justify, no_wrap=column.whole)

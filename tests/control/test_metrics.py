@@ -185,11 +185,12 @@ async def test_what_is_exposed_is_what_the_table_says(served: Served) -> None:
         family.name: (
             family.kind,
             family.help,
-            # Of keys there is nothing to tell where none are asked for, nor of a store or a source where there is none.
+            # Of keys there is nothing to tell where none are asked for, nor of a store, a source or pools where there
+            # are none.
             {
                 each.name
                 for each in family.labels
-                if each.name not in ("key", "source") and "_store_" not in family.name
+                if each.name not in ("key", "source") and "_store_" not in family.name and "_pool" not in family.name
             },
         )
         for family in FAMILIES

@@ -146,7 +146,7 @@ async def test_the_log_of_two_turns_holds_what_is_documented_and_nothing_else(st
         raw = router.log.read_text()
     for line in (first, second):
         assert set(line) <= documented
-        assert set(line) >= documented - {"refusal", "failed", "queued_s", "key"}
+        assert set(line) >= documented - {"refusal", "failed", "queued_s", "key", "pool"}
         assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/chat/completions", 200)
         assert (line["cause"], line["phase"], line["tries"]) == ("done", "body", 1)
         assert line["replica"] in (one.url, two.url)

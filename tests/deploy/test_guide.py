@@ -13,6 +13,7 @@ import yaml
 
 from router.cli import main
 from router.configuration import load
+from router.pools import Pools
 from router.settings import Settings
 from tests.fakes.process import ROOT
 
@@ -46,6 +47,16 @@ def test_the_values_are_the_charts() -> None:
     given = yaml.safe_load(_block("yaml", "On Kubernetes"))
     assert _unknown(given, known) == []
     assert [key for engine in given["engines"] for key in engine] == ["service", "port"]
+
+
+def test_two_models_are_two_pools_of_the_chart(tmp_path: Path) -> None:
+    given = yaml.safe_load(_block("yaml", "Two models"))
+    file = tmp_path / "warmroute.yaml"
+    file.write_text(yaml.safe_dump(given["config"] | {"discovery": {"kubernetes": given["engines"]}}))
+    settings = load(str(file))
+    pools = Pools(settings.pools)
+    assert [pools.shown(pools.core(each.pool)) for each in settings.discovery.kubernetes] == ["large", "small"]
+    assert pools.of_model("claude-haiku-4-5") == pools.core("small")
 
 
 def test_the_configuration_is_taken(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def watched(folder: Path, seconds: float) -> Iterator[Watched]:
             yaml.safe_dump(
                 {
                     "discovery": {"file": str(known)},
+                    "pools": [{"name": "all"}, {"name": "unused", "models": ["nobody's"]}],
                     "policy": {"name": "session_affinity", "shadow": "dual_choice"},
                     "journal": {"path": str(folder / "journal.jsonl")},
                     "health": {"fail_after": 6, "passive_fail_after": 40},  # some requests find out first

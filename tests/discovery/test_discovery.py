@@ -162,6 +162,45 @@ async def test_services_have_shares_of_their_own_which_a_reload_changes(api: Kub
         assert seen.replicas["p"] is kept, "its sessions stay"
 
 
+POOLS = [{"name": "large"}, {"name": "small", "models": ["*haiku*"]}]
+
+
+async def test_two_services_are_two_pools_and_a_reload_moves_one(api: KubernetesApi, tmp_path: Path) -> None:
+    put(api, pod("p", "127.0.0.2"))
+    api.put(endpoint_slice("t-1", [pod("q", "127.0.0.3")], service="t"))
+
+    def services(pool: str) -> dict[str, Any]:
+        entry = kubernetes(api)["kubernetes"][0]
+        return {"kubernetes": [entry, entry | {"service": "t", "pool": pool}]}
+
+    async with found(tmp_path, discovery=services("small"), pools=POOLS) as seen:
+        await seen.ids("p", "q")
+        assert {name: each.pool for name, each in seen.replicas.items()} == {"p": "", "q": "small"}
+        told = (await seen.told("/replicas")).json()["replicas"]
+        assert {each["id"]: each["pool"] for each in told} == {"p": "large", "q": "small"}
+        kept, moved = seen.replicas["p"], seen.replicas["q"]
+        seen.write({"discovery": services("large"), "pools": POOLS})
+        await seen.router.reload.reload("a test")
+        await seen.until(lambda: "q" in seen.replicas and seen.replicas["q"] is not moved, "it is another one")
+        assert seen.replicas["q"].pool == ""
+        assert seen.replicas["p"] is kept
+
+
+async def test_a_file_that_names_no_pool_that_there_is_counts_for_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text("[{id: f, url: 'http://127.0.0.3:1', pool: small}]")
+    async with found(tmp_path, discovery={"file": str(file)}, pools=POOLS) as seen:
+        await seen.ids("f")
+        kept = seen.replicas["f"]
+        file.write_text("[{id: f, url: 'http://127.0.0.3:1', pool: smal}]")
+        wrong = "replicas.0.pool: 'smal' is no pool: did you mean 'small'?"
+        await seen.until(lambda: wrong in (seen.router.discovery.frozen or ""), "the file is refused")
+        assert seen.replicas["f"] is kept
+        seen.write({"discovery": {"file": str(file)}, "pools": [POOLS[0], POOLS[1] | {"name": "smal"}]})
+        await seen.router.reload.reload("a test")
+        await seen.until(lambda: [each.pool for each in seen.replicas.values()] == ["smal"], "it is read anew")
+
+
 async def test_a_url_that_two_sources_tell_is_told_once(
     api: KubernetesApi, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -70,6 +70,9 @@ def watch(router: Router) -> Any:
 
 EFFECTS: dict[str, tuple[Callable[[Router], Any], Any]] = {
     "replicas: [{url: 'http://127.0.0.1:9', weight: 3}]": (lambda r: [x.weight for x in r.balancer.ready], [3]),
+    "pools: [{name: large}, {name: small, models: [m]}]": (
+        lambda r: (r.fleet.pools.names, r.proxy.pools.of_model("m")), (("large", "small"), "small")
+    ),
     "discovery: {file: nosuch.yaml}": (lambda r: [feed.name for feed in r.discovery.feeds], ["file:nosuch.yaml"]),
     "policy: {name: random, shadow: sticky}": (
         lambda r: (r.balancer.policy.name, r.balancer.shadow.name), ("random", "sticky")

@@ -62,6 +62,7 @@ class Session:
     messages: list[dict[str, str]] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     output_tokens: int = 20
+    model: str = "emulated"
 
     @property
     def home(self) -> str:
@@ -73,7 +74,7 @@ class Session:
         size = TURN_TOKENS if self.messages else FIRST_TOKENS
         text = f"{self.name}, turn {len(self.turns)}: ".ljust(size * tokens.UNIT, "x")
         messages = [*self.messages, {"role": "user", "content": text}]
-        body = {"model": "emulated", "messages": messages, "stream": True, "max_tokens": self.output_tokens}
+        body = {"model": self.model, "messages": messages, "stream": True, "max_tokens": self.output_tokens}
         body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
         client = await RawClient.connect(port)
         try:
@@ -117,10 +118,12 @@ class Several:
         self.server = server
         self.routers: list[Router] = []
         self._replicas = replicas
+        self.pools: Sequence[str] = ()
+        """Of models by which routers that start from now on have pools of replicas, by turns."""
 
     def _config(self, url: str, wait_s: float) -> Path:
         """A file of settings, with the store there."""
-        tree = {
+        tree: dict[str, Any] = {
             "replicas": [{"id": f"r{number}", "url": each} for number, each in enumerate(self._replicas)],
             # What is known decides here: how long others wait there, on a machine busy with other things, does not.
             "policy": {"name": "session_affinity", "parameters": {"hysteresis_s": 600}},
@@ -129,6 +132,10 @@ class Several:
             "store": {"url": url, "wait_s": wait_s, "timeout_s": 1.0},
             "drain": {"delay_s": 0.2},
         }
+        if self.pools:
+            tree["pools"] = [{"name": f"of-{model}", "models": [model]} for model in self.pools]
+            for number, replica in enumerate(tree["replicas"]):
+                replica["pool"] = f"of-{self.pools[number % len(self.pools)]}"
         file = self.folder / f"config-{len(self.routers)}.yaml"
         file.write_text(yaml.safe_dump(tree))
         return file
