@@ -373,17 +373,19 @@ class Balancer:
         if request.response is not None:
             request.issuer = issuer = self.issuer(request, now)
             if issuer is not None:
+                request.pool = issuer.pool  # who asks for what it has need not know in which pool that is
                 return self._complete(Choice(issuer, Reason.HOME, cost.expected_wait(issuer, now)), request, found)
         return self._stay(request, found, now) if self._finishing else None
 
     def issuer(self, request: Request, now: float) -> Replica | None:
         """The replica that has the response that the request names, if it may be sent the request; else None.
 
-        One that drains gets no turn any more, but who asks for what it has, or cancels it, asks for nothing new.
+        One that drains gets no turn any more, but who asks for what it has, or cancels it, asks for nothing new. Nor
+        does a turn leave its pool: another's replicas do not serve its model.
         """
         issuer = None if request.response is None else self.responses.issuer(request.response, now)
         replica = None if issuer is None else self.replicas.get(issuer)
-        if replica is None or replica in request.failed:
+        if replica is None or replica in request.failed or (request.turn and replica.pool != request.pool):
             return None
         serves = replica.state in _SERVE or (replica.state is State.DRAINING and not request.turn)
         return replica if serves else None

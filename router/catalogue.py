@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def _meanings(source: ast.Module, config: str) -> dict[str, str]:
     """The text below each field of a dataclass, in one line."""
     body = next((each.body for each in source.body if isinstance(each, ast.ClassDef) and each.name == config), [])
     found = {}
-    for field, text in zip(body, body[1:], strict=False):
+    for field, text in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
             found[field.target.id] = inspect.cleandoc(ast.literal_eval(text.value)).replace("\n", " ")
     return found

@@ -94,3 +94,19 @@ def test_an_issuer_that_finishes_has_room_though_all_others_are_full() -> None:
     assert isinstance(placed, Lease)
     assert placed.replica is issuer
     assert isinstance(admission.enter(Request(prompt_tokens=10, response=KEY), 1.0), Ticket), "now all are full"
+
+
+def test_a_turn_stays_in_its_pool_and_who_asks_for_what_is_there_finds_it() -> None:
+    balancer = fleet()
+    balancer.join(Replica("small", pool="small"), 0.0)
+    balancer.hear(issued(KEY, balancer.replicas["small"]), 0.0)
+    turn = balancer.acquire(Request(b"k", prompt_tokens=1000, response=KEY), 1.0)
+    assert turn.replica.pool == "", "its model is not served by the pool that issued the response"
+    within = balancer.acquire(Request(b"k", prompt_tokens=1000, response=KEY, pool="small"), 1.0)
+    assert within.replica.id == "small"
+    asked_for = balancer.acquire(Request(turn=False, response=KEY), 1.0)
+    assert asked_for.replica.id == "small", "only it can answer, and a path names no model"
+    for lease in (turn, within, asked_for):
+        lease.finish(OUTCOMES[Cause.DONE, Phase.BODY], None, 2.0)
+    assert balancer.in_flight == 0
+    assert all(replica.in_flight == 0 for replica in balancer.replicas.values())
