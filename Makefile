@@ -1,6 +1,6 @@
 # What people and CI run. Each target sets up what it needs in .venv (or a folder of its own) first.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format lock test-fronts test-dashboards test-chart test-kubernetes test-ui test-engine test-clients fuzz soak bench bench-peers bench-placement check-independent dashboards chart pictures licences wheel image release clean
+.PHONY: help setup run test lint format lock test-fronts test-dashboards test-chart test-kubernetes test-ui test-engine test-clients test-compiled compiled fuzz soak bench bench-peers bench-placement check-independent dashboards chart pictures licences wheel image release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -49,6 +49,12 @@ test-engine: setup ## Tests with real SGLang servers on the CPU (installs them i
 test-clients: setup ## Tests with real coding agents (installs them into .clients the first time)
 	scripts/test-clients
 
+test-compiled: setup ## Tests of core and data path as compiled (compiles first, as below)
+	scripts/test-compiled
+
+compiled: setup ## A warmroute that takes a third less CPU, compiled into .compiled (needs a C compiler)
+	scripts/compile
+
 fuzz: setup ## Feed the data path hostile bytes for FUZZ_S seconds (600), from case FUZZ_SEED on
 	@.venv/bin/python -m tests.fuzz
 
@@ -95,4 +101,4 @@ release: setup ## Build, try and describe what is released into dist/: wheel, sd
 	@.venv/bin/python scripts/release.py
 
 clean: ## Remove everything that make has made
-	rm -rf .venv .engine .clients .peers .dynamo .fronts .helm .kubernetes dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .compiled .engine .clients .peers .dynamo .fronts .helm .kubernetes dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -120,7 +120,8 @@ def routers(folder: Path) -> dict[str, Router]:
     envoy = f"{PEERS}/envoy -c {folder}/envoy.yaml --concurrency 1 -l error"
     found = [
         Router("direct", URLS[0]),
-        warmroute(),
+        warmroute("warmroute", Path(sys.executable).parent),
+        warmroute("warmroute-compiled", Path(".compiled/bin")),
         Router("haproxy", "http://127.0.0.1:8101", ("haproxy", "-f", f"{folder}/haproxy.cfg")),
         Router("nginx", "http://127.0.0.1:8102", (system("nginx"), "-c", f"{folder}/nginx.conf")),
         Router("envoy", "http://127.0.0.1:8103", tuple(envoy.split())),
@@ -132,13 +133,13 @@ def routers(folder: Path) -> dict[str, Router]:
     return {router.name: router for router in found}
 
 
-def warmroute() -> Router:
-    """warmroute as a user starts it: session affinity, metrics and access log on (to a file in `--logs`)."""
-    command = [str(Path(sys.executable).parent / "warmroute"), "serve", "--host", "127.0.0.1", "--port", "8100"]
+def warmroute(name: str, folder: Path) -> Router:
+    """The one that is installed there, as a user starts it: session affinity, metrics, access log (in `--logs`)."""
+    command = [str(folder / "warmroute"), "serve", "--host", "127.0.0.1", "--port", "8100"]
     command += ["--admin-port", "8190", "--policy", "session_affinity"]
     for url in URLS:
         command += ["--replica", url]
-    return Router("warmroute", "http://127.0.0.1:8100", tuple(command))
+    return Router(name, "http://127.0.0.1:8100", tuple(command))
 
 
 def system(program: str) -> str:
