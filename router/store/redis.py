@@ -41,7 +41,7 @@ from router.store.store import MAX_MESSAGES, MAX_NOTES, Heard, Message, Remember
 MAX_CONNECTIONS = 8
 """Of one router, besides the one that hears: enough for 20,000 claims a second, and all that a paused server holds."""
 MAX_HEARING = 4
-MAX_CLAIMING = 4
+MAX_CLAIMING = 2
 """Batches of claims under way at once: what comes meanwhile shares the next."""
 MAX_SESSIONS = 100
 """In one script: the server does nothing else meanwhile, for half a millisecond or so."""
