@@ -27,7 +27,7 @@ from router.app import Router
 from router.errors import Refusal
 from router.identity import DEFAULT_RULES, BodyRule, HeaderRule, Rule, parse_rules
 from router.identity.rules import NEVER_FIELDS, NEVER_HEADERS, PROMPT_FIELDS
-from router.logs import Line
+from router.line import Line
 from router.proxy import guard
 from router.settings import Settings
 from tests.fakes.process import ROOT, MakeRun, alive

@@ -48,8 +48,11 @@ class Receiver(Protocol):
         """The connection ended before the answer did."""
 
 
-class UpstreamConnection(asyncio.Protocol):
-    """The upstream half of the pair. Its receiver decides; this parses and passes bytes on."""
+class UpstreamConnection:
+    """The upstream half of the pair. Its receiver decides; this parses and passes bytes on.
+
+    A protocol of asyncio without its base class, which has nothing to give: so mypyc can compile it whole.
+    """
 
     __slots__ = (
         "_at_boundary",

@@ -35,8 +35,8 @@ _HANG_UP = getattr(select, "POLLRDHUP", 0)
 """How Linux tells a close; a reset is told unasked, and everywhere."""
 
 
-class Downstream(asyncio.Protocol):
-    """The downstream half of the pair, made by uvicorn for each connection."""
+class Downstream:
+    """The downstream half of the pair, made by uvicorn for each connection. Without a base, as the other half."""
 
     __slots__ = (
         "_discarding",

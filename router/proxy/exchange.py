@@ -288,10 +288,9 @@ class Exchange:
         identity = self.identity
         assert identity is not None
         if not named and self.body_bytes and not identity.encoded:
-            if len(self.body) > 1:
-                self.body = [b"".join(self.body)]
-            named = responses.previous(self.body[0])
-            self.kept = responses.kept(self.body[0])
+            body = self._whole_body()
+            named = responses.previous(body)
+            self.kept = responses.kept(body)
         if named:
             self.request.response = self.proxy.identity.response_key(named, identity.tenant)
 

@@ -98,7 +98,7 @@ class Upstream:
         """Open a connection. Raises OSError, or TimeoutError after `connect_s`."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self.connect_s):
-            _, connection = await loop.create_connection(
+            _, connection = await loop.create_connection(  # type: ignore[type-var] # it has all that is called
                 lambda: UpstreamConnection(self),
                 self.host,
                 self.port,

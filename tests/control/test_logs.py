@@ -23,7 +23,8 @@ from policies.round_robin import RoundRobin
 from policies.types import OUTCOMES, Cause, Outcome, Phase, Usage
 from router import logs
 from router.identity import DEFAULT_RULES, IdentityRules
-from router.logs import AccessLog, Line
+from router.line import Line
+from router.logs import AccessLog
 from router.metrics import Metrics
 from router.proxy.exchange import Exchange
 from router.proxy.proxy import Proxy

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import yaml
 
-from router.logs import Line
+from router.line import Line
 from sim.emulator import Emulator, EmulatorConfig
 from tests.fakes.client import RawClient, get
 from tests.fakes.process import ROOT, Process, Router, free_port
