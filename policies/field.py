@@ -198,7 +198,7 @@ class Field:
             self._grow()
         i = self._places[replica] = self._free.pop()
         self.replicas[i] = replica
-        self._set(replica, now)
+        self.settled(replica, now)
 
     def remove(self, replica: Replica) -> None:
         """It has left. Nothing happens when it has no place."""
@@ -222,7 +222,7 @@ class Field:
             if pace < self.least_factor:
                 self.least_factor = pace
         else:
-            self._set(replica, now)
+            self.settled(replica, now)
 
     def reported(self, replica: Replica, now: float) -> None:
         """As `changed`, but seen to at once: a thousand reports must not wait for one request.
@@ -236,19 +236,20 @@ class Field:
         if told == self._told[i] and not (replica.others_running or replica.others_tokens):
             return
         self._told[i] = told
-        self._set(replica, now)
+        self.settled(replica, now)
 
     def settled(self, replica: Replica, now: float) -> None:
-        """As `changed`, seen to at once: its state or weight is another."""
+        """As `changed`, but seen to at once, as it must be where its state or weight is another."""
         if replica in self._places:
-            self._set(replica, now)
+            self._pass(now)
+            self._set(replica)
 
     def bring_up(self, now: float) -> None:
         """Bring all vectors up to the grid's present point and to what happened."""
         self._pass(now)
         if self._dirty:
             for replica in self._dirty:
-                self._set(replica, now)
+                self._set(replica)
             self._dirty.clear()
 
     def _pass(self, now: float) -> None:
@@ -270,9 +271,8 @@ class Field:
             self.others[old] = 0.0
             self._expires[old] = inf
 
-    def _set(self, replica: Replica, now: float) -> None:
-        """Bring the elements of one that has a place up to what is known of it."""
-        self._pass(now)
+    def _set(self, replica: Replica) -> None:
+        """Bring the elements of one that has a place up to what is known of it at the grid's present point."""
         now = self._grid
         speed = replica.speed
         pace = speed.pace

@@ -16,7 +16,7 @@ def catalogue() -> list[dict[str, Any]]:
     """Each policy with its module's first line, its parameters with defaults, and what these mean."""
     found = []
     for name, policy in registry.POLICIES.items():
-        source = _source(policy.__module__)
+        source = source_of(policy.__module__)
         found.append(
             {
                 "policy": name,
@@ -28,7 +28,7 @@ def catalogue() -> list[dict[str, Any]]:
     return found
 
 
-def _source(module: str) -> ast.Module:
+def source_of(module: str) -> ast.Module:
     """Of a module, which may be compiled: then it lies beside, as it does in every wheel."""
     spec = find_spec(module)
     assert spec is not None

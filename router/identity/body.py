@@ -90,6 +90,11 @@ def fields(raw: Raw) -> Mapping[str, Raw]:
         return {}
 
 
+def readable(body: bytes) -> bool:
+    """Whether a body may be read whole: no longer, and of no more values, than costs other streams little."""
+    return len(body) <= MAX_BODY_BYTES and (len(body) <= MAX_VALUES or body.count(b",") <= MAX_VALUES)
+
+
 class BodyReader:
     """Reads `Head` and the fields at `paths` (`name` or `object.name`)."""
 
@@ -106,7 +111,7 @@ class BodyReader:
 
     def read(self, body: bytes) -> Listed | Loose | None:
         """The head of the body, None when there is none to be had."""
-        if len(body) > MAX_BODY_BYTES or (len(body) > MAX_VALUES and body.count(b",") > MAX_VALUES):
+        if not readable(body):
             return None
         try:
             try:

@@ -12,7 +12,7 @@ import re
 import msgspec
 from msgspec import Raw
 
-from router.identity.body import ABSENT, ERRORS, MAX_BODY_BYTES, string
+from router.identity.body import ABSENT, ERRORS, readable, string
 
 NEAR_BYTES = 1024
 """Of the body's beginning and of its end that are looked at before the rest."""
@@ -41,13 +41,12 @@ def model_of(body: bytes) -> str | None:
             return near[1].decode()
         except UnicodeError:
             return None
-    if len(body) > MAX_BODY_BYTES:
+    if not readable(body):
         return None
     try:
-        raw = _read(body).model
+        return string(_read(body).model)
     except ERRORS:
         return None
-    return None if raw is ABSENT else string(raw)
 
 
 def _at_the_end(body: bytes) -> re.Match[bytes] | None:

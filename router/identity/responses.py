@@ -12,7 +12,7 @@ import re
 import msgspec
 from msgspec import Raw
 
-from router.identity.body import ABSENT, ERRORS, MAX_BODY_BYTES, MAX_VALUES, string
+from router.identity.body import ABSENT, ERRORS, readable, string
 
 _PREVIOUS = b'"previous_response_id"'
 _STORE = b'"store"'
@@ -31,9 +31,7 @@ _head = msgspec.json.Decoder(_Head).decode
 
 def previous(body: bytes) -> str | None:
     """The response that the request goes on from; None when it names none. Never raises."""
-    if _PREVIOUS not in body or len(body) > MAX_BODY_BYTES:
-        return None
-    if len(body) > MAX_VALUES and body.count(b",") > MAX_VALUES:
+    if _PREVIOUS not in body or not readable(body):
         return None
     try:
         return string(_head(body).previous_response_id)

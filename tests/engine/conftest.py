@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
 
-from tests.engine.engine import LOGS, Engine
-from tests.fakes.process import ROOT, Router, start_router
+from tests.engine.engine import LOGS, Engine, serving
+from tests.fakes.process import Router, start_router
 
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[tuple[Engine, Engine]]:
     """Two engines, started at the same time; some may have been ended by a test since."""
-    assert (ROOT / ".engine/installed").exists(), "no engine is installed: run scripts/engine/install"
     pair = (Engine("engine-0"), Engine("engine-1"))
-    try:
-        for engine in pair:
-            engine.wait_ready()
+    with serving(*pair):
         yield pair
-    finally:
-        for engine in pair:
-            if engine.process.alive:
-                engine.process.signal(signal.SIGTERM)
-        for engine in pair:
-            engine.stop()
 
 
 @pytest.fixture

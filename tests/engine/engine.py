@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,7 @@ class Engine:
 
     def __init__(self, name: str, ranks: int = 1, *flags: str) -> None:
         """`ranks`: its data-parallel size. `flags` are added to those that all have."""
+        assert (ROOT / ".engine/installed").exists(), "no engine is installed: run scripts/engine/install"
         self.ranks = ranks
         self._flags = flags
         self.port = free_port()
@@ -131,3 +133,18 @@ class Engine:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.settle(client)
+
+
+@contextmanager
+def serving(*engines: Engine) -> Iterator[None]:
+    """Ready when it begins, some may have been ended since; all of them end together, in order if they can."""
+    try:
+        for engine in engines:
+            engine.wait_ready()
+        yield
+    finally:
+        for engine in engines:
+            if engine.process.alive:
+                engine.process.signal(signal.SIGTERM)
+        for engine in engines:
+            engine.stop()

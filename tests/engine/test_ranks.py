@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +12,9 @@ import pytest
 import yaml
 
 from tests.engine.conversation import assert_stayed, converse
-from tests.engine.engine import CAPACITY_TOKENS, FILLER_TOKENS, LOGS, Engine
+from tests.engine.engine import CAPACITY_TOKENS, FILLER_TOKENS, LOGS, Engine, serving
 from tests.engine.seen import ReplicaView, replicas
-from tests.fakes.process import ROOT, Router, start_router
+from tests.fakes.process import Router, start_router
 from tests.fakes.waiting import until
 
 pytestmark = pytest.mark.engine
@@ -30,15 +29,9 @@ REPORT_LIMIT_S = 60
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    assert (ROOT / ".engine/installed").exists(), "no engine is installed: run scripts/engine/install"
     engine = Engine("engine-ranks", RANKS)
-    try:
-        engine.wait_ready()
+    with serving(engine):
         yield engine
-    finally:
-        if engine.process.alive:
-            engine.process.signal(signal.SIGTERM)
-        engine.stop()
 
 
 @contextmanager

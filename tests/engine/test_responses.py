@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from sim.emulator import Emulator, EmulatorConfig, stored
 from sim.emulator.errors import ApiError
 from sim.emulator.stored import ResponseStore
-from tests.engine.engine import LOGS, Engine
+from tests.engine.engine import LOGS, Engine, serving
 from tests.fakes.process import ROOT, start_router
 
 pytestmark = pytest.mark.engine
@@ -24,15 +23,9 @@ RESPONSES = "/v1/responses"
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    assert (ROOT / ".engine/installed").exists(), "no engine is installed: run scripts/engine/install"
     engine = Engine("engine-responses", 1, "--enable-response-store")
-    try:
-        engine.wait_ready()
+    with serving(engine):
         yield engine
-    finally:
-        if engine.process.alive:
-            engine.process.signal(signal.SIGTERM)
-        engine.stop()
 
 
 def response_of(answer: httpx.Response) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import json
 import sys
@@ -32,6 +33,7 @@ from policies.events import (
 from policies.lease import Lease
 from policies.registry import POLICIES, make, parameters
 from policies.types import Choice, Load, Outcome, Reason, Replica, Request, Resident, State, Usage
+from router.catalogue import source_of
 from tests.fakes.fleet import CLIENT_LEFT, DONE, fleet, turn
 
 pytestmark = pytest.mark.parametrize("name", POLICIES)
@@ -436,4 +438,8 @@ def test_its_snapshot_shows_every_parameter(name: str) -> None:
 
 
 def test_it_says_what_it_is(name: str) -> None:
+    # From the source: a compiled class has no text at run time.
+    source = source_of(POLICIES[name].__module__)
+    classes = {each.name: each for each in source.body if isinstance(each, ast.ClassDef)}
+    assert ast.get_docstring(classes[POLICIES[name].__name__])
     assert POLICIES[name].name == name

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.identity import DEFAULT_RULES, IdentityRules, model_of
-from router.identity.body import MAX_BODY_BYTES
+from router.identity.body import MAX_BODY_BYTES, MAX_VALUES
 
 LONG = "y" * 5_000
 
@@ -68,6 +68,13 @@ def test_a_body_that_is_too_large_is_looked_at_where_it_begins_and_ends() -> Non
     assert model_of(b'{"model": "m", "messages": %b}' % filler) == "m"
     assert model_of(b'{"messages": %b, "model": "m", "stream": true}' % filler) == "m"
     assert model_of(b'{"messages": %b, "model": "m", "z": [1]}' % filler) is None
+
+
+def test_a_body_of_more_values_than_is_read_is_looked_at_where_it_begins_and_ends() -> None:
+    many = b"0," * MAX_VALUES + b"0"
+    assert model_of(b'{"messages": [%b], "model": "m", "z": [1]}' % many[: MAX_VALUES // 2 * 2 - 1]) == "m"
+    assert model_of(b'{"messages": [%b], "model": "m", "z": [1]}' % many) is None
+    assert model_of(b'{"messages": [%b], "model": "m"}' % many) == "m"
 
 
 def test_keys_of_two_pools_are_never_equal_and_those_of_the_first_are_what_they_were() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sharing.several import Several, emulators
-from tests.store.servers import NEEDED, Server, binaries
+from tests.sharing.several import Several, emulators, made_for
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +18,5 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 
 @pytest.fixture
 async def several(tmp_path: Path, replicas: list[str]) -> AsyncIterator[Several]:
-    """No router runs yet, nor does the store."""
-    found = binaries()
-    assert found, NEEDED
-    server = Server(next(iter(found.values())))
-    several = Several(tmp_path, replicas, server)
-    yield several
-    await several.stop()
-    server.remove()
+    async with made_for(tmp_path, replicas) as several:
+        yield several

@@ -6,8 +6,8 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tests.fakes.client import RawClient, post
 from tests.fakes.process import Process, Router
 from tests.fakes.waiting import until
 from tests.fakes.wire import LIMIT_S, Ended
-from tests.store.servers import Server
+from tests.store.servers import NEEDED, Server, binaries
 
 REPLICAS = 4
 TIME_SCALE = 0.02
@@ -242,3 +242,15 @@ class Load:
 def kill(router: Router) -> None:
     """At once, without a last word."""
     router.signal(signal.SIGKILL)
+
+
+@asynccontextmanager
+async def made_for(folder: Path, replicas: list[str]) -> AsyncIterator[Several]:
+    """No router runs yet, nor does the store; what runs in the end is stopped."""
+    found = binaries()
+    assert found, NEEDED
+    server = Server(next(iter(found.values())))
+    several = Several(folder, replicas, server)
+    yield several
+    await several.stop()
+    server.remove()

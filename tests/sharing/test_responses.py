@@ -13,8 +13,7 @@ from tests.fakes.client import Answer, RawClient, get, post
 from tests.fakes.process import Router
 from tests.fakes.waiting import until
 from tests.fakes.wire import LIMIT_S
-from tests.sharing.several import Several, emulators
-from tests.store.servers import NEEDED, Server, binaries
+from tests.sharing.several import Several, emulators, made_for
 
 RESPONSES = "/v1/responses"
 
@@ -27,13 +26,8 @@ def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 
 @pytest.fixture
 async def several(tmp_path: Path, keeping: list[str]) -> AsyncIterator[Several]:
-    found = binaries()
-    assert found, NEEDED
-    server = Server(next(iter(found.values())))
-    several = Several(tmp_path, keeping, server)
-    yield several
-    await several.stop()
-    server.remove()
+    async with made_for(tmp_path, keeping) as several:
+        yield several
 
 
 async def ask(router: Router, request: bytes) -> Answer:
