@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from struct import pack
+from functools import lru_cache
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from policies.residency import Home
@@ -179,7 +180,13 @@ def condense(blocks: Sequence[int]) -> bytes:
     if len(blocks) < STRIDE:
         return b""
     kept = [block & 0xFFFFFFFF for block in blocks[STRIDE - 1 :: STRIDE]]
-    return pack(f">{len(kept)}I", *kept)
+    return _links_of(len(kept)).pack(*kept)
+
+
+@lru_cache(maxsize=1024)
+def _links_of(count: int) -> Struct:
+    """The form of so many links: finding it anew would take as long as packing them."""
+    return Struct(f">{count}I")
 
 
 def shared(one: bytes, other: bytes) -> int:

@@ -13,13 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies import cost
+from policies.rates import MOST_BUSY, Rates
 from policies.residency import LIVE_TAU_S
 from policies.types import Replica
 
 Vector = NDArray[np.float64]
-
-MOST_BUSY = 0.7
-"""Share of time in prefill beyond which the value function is not followed: it has a pole at 1 (placement study)."""
 
 MOST_DIRTY = 32
 """Replicas whose change is left for the next look, which sees several changes of one as one. What comes beyond is seen
@@ -35,65 +33,41 @@ NOBODYS_FACTOR = 1e9
 """Speed factor of a place that no replica has: so slow that it is the best of none."""
 
 
-class Rates:
-    """How often and how much a replica is asked to prefill: exponentially weighted means over `tau_s` seconds."""
-
-    __slots__ = ("arrivals", "at", "busy")
-
-    def __init__(self) -> None:
-        self.arrivals = 0.0
-        """Requests a second."""
-        self.busy = 0.0
-        """Prefill seconds a second."""
-        self.at = 0.0
-
-    def add(self, prefill_s: float, tau_s: float, now: float) -> None:
-        """A request was sent there."""
-        left = self.left(tau_s, now)
-        self.arrivals = self.arrivals * left + 1.0 / tau_s
-        self.busy = self.busy * left + prefill_s / tau_s
-        if now > self.at:
-            self.at = now
-
-    def delay(self, tau_s: float, now: float) -> float:
-        """Arrivals a second over twice the idle share, as in `Field.arrivals`."""
-        left = self.left(tau_s, now)
-        return self.arrivals * left / (2.0 * (1.0 - min(self.busy * left, MOST_BUSY)))
-
-    def left(self, tau_s: float, now: float) -> float:
-        """What has not decayed by `now`, of 1."""
-        return exp((self.at - now) / tau_s) if self.at < now else 1.0
-
-
 class Field:
     """Vectors over all places. What stands in one that no replica has means nothing, and is finite."""
 
     __slots__ = (
         "_arrivals_per_s",
+        "_beta",
         "_busy",
         "_capacity",
         "_dirty",
         "_expires",
         "_free",
+        "_gamma",
         "_grid",
         "_live",
         "_others_running",
         "_places",
         "_rates",
         "_rows",
+        "_spread_s",
+        "_stall",
         "_tau_s",
+        "_theta_s",
         "_told",
         "arrivals",
         "born",
         "crowding",
         "ends",
         "factor",
+        "fixed",
         "least_factor",
         "opened",
         "others",
+        "rate",
         "replicas",
         "running",
-        "stall",
         "started",
         "weight",
     )
@@ -108,7 +82,7 @@ class Field:
     """Those of others among them."""
     _expires: Vector
     """When the report of others is too old to say anything; infinite when it says nothing now."""
-    stall: Vector
+    _stall: Vector
     """Seconds for which each of them rests in a second of prefill."""
     factor: Vector
     """Of its speed."""
@@ -117,11 +91,16 @@ class Field:
     _arrivals_per_s: Vector
     _busy: Vector
     arrivals: Vector
-    """Arrivals a second over twice the idle share: of the value function of M/G/1."""
+    """What a second of prefill, squared, costs those to come: gamma times arrivals a second over twice the idle share,
+    the value function of M/G/1."""
     _live: Vector
     _capacity: Vector
     crowding: Vector
-    """Live tokens over capacity and weight."""
+    """Price of living there, seconds: theta times live tokens over capacity and weight."""
+    fixed: Vector
+    """Seconds that a new placement costs there whatever its prompt: `opened`, `crowding`, each in flight."""
+    rate: Vector
+    """Seconds that a second of prefill costs there, its own and its neighbours', while nobody else is to come."""
     born: Vector
     """When it joined, or its cache was last seen to be empty."""
     started: Vector
@@ -129,9 +108,13 @@ class Field:
     weight: Vector
     """Its share of traffic."""
 
-    def __init__(self, rates: dict[Replica, Rates], tau_s: float) -> None:
+    def __init__(
+        self, rates: dict[Replica, Rates], *, tau_s: float, beta: float, gamma: float, theta_s: float, spread_s: float
+    ) -> None:
+        """`rates` decay by `tau_s`; the others are weights and prices of `session_affinity`."""
         self._rates = rates
         self._tau_s = tau_s
+        self._beta, self._gamma, self._theta_s, self._spread_s = beta, gamma, theta_s, spread_s
         self._grid = -inf
         self._places: dict[Replica, int] = {}
         self._dirty: set[Replica] = set()
@@ -161,7 +144,7 @@ class Field:
             self.running,
             self._others_running,
             self._expires,
-            self.stall,
+            self._stall,
             self.factor,
             self.opened,
             self._arrivals_per_s,
@@ -170,6 +153,8 @@ class Field:
             self._live,
             self._capacity,
             self.crowding,
+            self.fixed,
+            self.rate,
             self.born,
             self.started,
             self.weight,
@@ -261,8 +246,8 @@ class Field:
         self._arrivals_per_s *= exp(-passed / self._tau_s)
         self._busy *= exp(-passed / self._tau_s)
         self._live *= exp(-passed / LIVE_TAU_S)
-        np.divide(self._arrivals_per_s, 2.0 * (1.0 - np.minimum(self._busy, MOST_BUSY)), out=self.arrivals)
-        np.divide(self._live, self._capacity, out=self.crowding)
+        self.arrivals[:] = self._gamma * self._arrivals_per_s / (2.0 * (1.0 - np.minimum(self._busy, MOST_BUSY)))
+        self.crowding[:] = self._theta_s * self._live / self._capacity
         self.least_factor = float(self.factor.min())
         old = self._expires < grid
         if old.any():
@@ -270,15 +255,18 @@ class Field:
             self._others_running[old] = 0.0
             self.others[old] = 0.0
             self._expires[old] = inf
+            self.rate[:] = 1.0 + self._beta * self._stall * self.running
+        self.fixed[:] = self.opened + self.crowding + self._spread_s * self.running
 
     def _set(self, replica: Replica) -> None:
         """Bring the elements of one that has a place up to what is known of it at the grid's present point."""
         now = self._grid
         speed = replica.speed
-        pace = speed.pace
+        pace, stall = speed.pace, speed.decode[2]
         if pace < self.least_factor:
             self.least_factor = pace
         running = cost.requests(replica, now)
+        opened = speed.overhead_s if replica.pending else 0.0
         live = replica.cache.live(now)
         capacity = replica.cache.capacity * max(replica.weight, 1e-9)
         arrivals = busy = 0.0
@@ -286,21 +274,24 @@ class Field:
         if rates is not None:
             left = rates.left(self._tau_s, now)
             arrivals, busy = rates.arrivals * left, rates.busy * left
+        crowding = self._theta_s * live / capacity
         self._rows[:, self._places[replica]] = (
             replica.prefill_ends,
             cost.others_s(replica, now),
             running,
             running - replica.in_flight,
             _expiry(replica, now),
-            speed.decode[2],
+            stall,
             pace,
-            speed.overhead_s if replica.pending else 0.0,
+            opened,
             arrivals,
             busy,
-            arrivals / (2.0 * (1.0 - min(busy, MOST_BUSY))),
+            self._gamma * arrivals / (2.0 * (1.0 - min(busy, MOST_BUSY))),
             live,
             capacity,
-            live / capacity,
+            crowding,
+            opened + crowding + self._spread_s * running,
+            1.0 + self._beta * stall * running,
             replica.since,
             replica.started,
             replica.weight,
@@ -319,6 +310,7 @@ _NOBODYS = (
     *(0.0, NOBODYS_FACTOR, 0.0),  # stall, factor, opened
     *(0.0, 0.0, 0.0),  # arrivals a second, busy, arrivals
     *(0.0, 1.0, 0.0),  # live, capacity, crowding
+    *(0.0, 1.0),  # fixed, rate
     *(0.0, 0.0, 0.0),  # born, started, weight
 )
 """The elements of a place that no replica has, in the order of the rows."""

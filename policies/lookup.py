@@ -58,10 +58,7 @@ def look_up(directory: Directory, request: Request, now: float) -> Found:
         request.prompt_tokens = int(request.estimate_tokens * branch.ratio)
         found.forks = request.concurrent or goes_back(branch, request.prompt_tokens)
     elif branches:
-        if not any(other.open for other in branches):
-            homes = [home.replica for other in branches for home in other.homes]
-            request.last_home = next((replica for replica in homes if _usable(replica, request)), None)
-            request.lost = bool(homes) and request.last_home is None
+        _begin_anew(request, branches)
         return found
     elif request.parent is not None and request.fingerprint:
         # A subagent may begin with its parent's conversation.
@@ -70,6 +67,15 @@ def look_up(directory: Directory, request: Request, now: float) -> Found:
     if found.branches:
         _hold(request, found)
     return found
+
+
+def _begin_anew(request: Request, branches: Sequence[Branch]) -> None:
+    """Of a known session's request that continues none of its conversations: where the last was, if none is open."""
+    if any(other.open for other in branches):
+        return
+    homes = [home.replica for other in branches for home in other.homes]
+    request.last_home = next((replica for replica in homes if _usable(replica, request)), None)
+    request.lost = bool(homes) and request.last_home is None
 
 
 def unsure(directory: Directory, key: bytes | None, blocks: Sequence[int], now: float) -> bool:
@@ -109,7 +115,7 @@ def _hold(request: Request, found: Found) -> None:
             if chain and branch.chain:  # it forks off there
                 limit = prompt * shared(branch.chain, chain) // links(chain)
             if own and not request.concurrent:  # nor is more its own than was there before the other went on
-                limit = min(limit, max((h.whole for h in branch.homes if h.whole <= prompt), default=limit))
+                limit = min(limit, _most_whole(branch, prompt) or limit)
         for home in branch.homes:
             once = home.whole if home.whole < limit else limit
             if once > request.once_tokens:
@@ -137,6 +143,11 @@ def _hold(request: Request, found: Found) -> None:
     request.residents = tuple(residents)
 
 
+def _most_whole(branch: Branch, prompt_tokens: int) -> int:
+    """The most that any home of it had of no more than the prompt; 0 when none had."""
+    return max((home.whole for home in branch.homes if home.whole <= prompt_tokens), default=0)
+
+
 def _usable(replica: Replica, request: Request) -> bool:
     return (
         replica.present and replica.state is _READY and replica.pool == request.pool and replica not in request.failed
@@ -156,4 +167,8 @@ def _continued(branches: Sequence[Branch], chain: bytes) -> Branch | None:
     """The branch that shares most with the request; among equals an idle one, the main one, the latest."""
     if len(branches) <= 1:
         return branches[0] if branches else None
+    return _nearest(branches, chain)
+
+
+def _nearest(branches: Sequence[Branch], chain: bytes) -> Branch:
     return max(branches, key=lambda branch: (shared(branch.chain, chain), not branch.open, not branch.fork))

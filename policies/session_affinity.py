@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from policies import cost, slow_start
 from policies.events import Event, LoadReported, ReplicaAdded, ReplicaChanged, ReplicaRemoved, Routed, RoutedElsewhere
-from policies.field import Field, Rates, Vector
+from policies.field import Field, Vector
 from policies.hashing import rendezvous
 from policies.policy import Policy
+from policies.rates import Rates
 from policies.scoring import shortlist
 from policies.selection import Selection
 from policies.speed import unit_prefill_s
@@ -81,7 +82,15 @@ class SessionAffinity(Policy):
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         self._rates: dict[Replica, Rates] = {}
-        self._field = Field(self._rates, self.config.rate_tau_s)
+        config = self.config
+        self._field = Field(
+            self._rates,
+            tau_s=config.rate_tau_s,
+            beta=config.beta,
+            gamma=config.gamma,
+            theta_s=config.theta_s,
+            spread_s=config.spread_s,
+        )
         self._selection: Selection | None = None
         self._fleet_changed = False
 
@@ -91,27 +100,39 @@ class SessionAffinity(Policy):
             return self._place(request, candidates, now)
         incumbent = residents[0] if len(residents) == 1 else self._incumbent(request)
         prompt = request.prompt_tokens if request.prompt_tokens > 0 else 0
-        wait_s, prefill_s, stay_s = self._resident_s(incumbent, request, now)
-        selection, field = self._over(candidates, now), self._field
+        wait_s, prefill_s, stay_s = self._resident_s(incumbent, prompt, now)
+        selection = self._over(candidates, now)
         # No other can cost less than a full prefill at the fleet's best speed, or than what holds it, too.
-        bound = field.least_factor * unit_prefill_s(prompt, 0)
-        if len(residents) > 1:
-            bound = min(bound, *(self._resident_s(r, request, now)[2] for r in residents if r is not incumbent))
-        reason, best = Reason.HOME, incumbent.replica
-        held: Resident | None = incumbent
-        if stay_s > bound + self.config.hysteresis_s:
-            costs = self._costs(selection, request, now)
-            costs[self._newborn(incumbent, now)] = np.inf
-            for other in residents:
-                costs[field.place(other.replica)] = self._resident_s(other, request, now)[2]
-            least = selection.least(costs)
-            if stay_s > costs[least] + self.config.hysteresis_s:
-                best = field.replica(least)
-                held = next((r for r in residents if r.replica is best), None)
-                reason = Reason.SPLIT if request.concurrent else Reason.MOVED
-                wait_s, prefill_s = self._seconds(best, held, request, now)
-        tokens = held.tokens if held is not None else 0
-        return Choice(best, reason, wait_s, tokens if tokens < prompt else prompt, prefill_s)
+        bound_s = self._field.least_factor * unit_prefill_s(prompt, 0)
+        for other in residents:
+            if other is not incumbent:
+                bound_s = min(bound_s, self._resident_s(other, prompt, now)[2])
+        if stay_s > bound_s + self.config.hysteresis_s:
+            better = self._better(request, incumbent, stay_s, selection, now)
+            if better is not None:
+                return better
+        tokens = incumbent.tokens
+        return Choice(incumbent.replica, Reason.HOME, wait_s, tokens if tokens < prompt else prompt, prefill_s)
+
+    def _better(
+        self, request: Request, incumbent: Resident, stay_s: float, selection: Selection, now: float
+    ) -> Choice | None:
+        """The choice of another replica, if it costs less than `stay_s` by more than the hysteresis."""
+        field, prompt = self._field, max(0, request.prompt_tokens)
+        costs = self._costs(selection, prompt, now)
+        costs[self._newborn(incumbent, now)] = np.inf
+        for other in request.residents:
+            costs[field.place(other.replica)] = self._resident_s(other, prompt, now)[2]
+        least = selection.least(costs)
+        if stay_s <= costs[least] + self.config.hysteresis_s:
+            return None
+        best = field.replica(least)
+        reason = Reason.SPLIT if request.concurrent else Reason.MOVED
+        for other in request.residents:
+            if other.replica is best:
+                wait_s, prefill_s, _ = self._resident_s(other, prompt, now)
+                return Choice(best, reason, wait_s, min(other.tokens, prompt), prefill_s)
+        return self._choice(best, reason, prompt, now)
 
     def explain(self, request: Request, candidates: Sequence[Replica], now: float) -> Choice:
         choice = self.pick(request, candidates, now)
@@ -152,61 +173,38 @@ class SessionAffinity(Policy):
         """
         return max(request.residents, key=lambda r: (r.own, r.tokens, r.whole))
 
-    def _seconds(self, replica: Replica, held: Resident | None, request: Request, now: float) -> tuple[float, float]:
-        """Until its prefill begins there, and for the prefill."""
-        return cost.expected_wait(replica, now), cost.prefill(replica, max(0, request.prompt_tokens), held)
-
-    def _resident_s(self, resident: Resident, request: Request, now: float) -> tuple[float, float, float]:
+    def _resident_s(self, resident: Resident, prompt: int, now: float) -> tuple[float, float, float]:
         """The wait, the prefill and the cost where it is resident: no price for living there, it does."""
-        replica = resident.replica
-        wait_s, prefill_s = self._seconds(replica, resident, request, now)
-        running, arrivals = cost.requests(replica, now), self._arrivals(replica, now)
-        return wait_s, prefill_s, sum(self._parts(replica, wait_s, prefill_s, running, arrivals))
-
-    def _parts(
-        self, replica: Replica, wait_s: float, prefill_s: float, running: float, arrivals: float
-    ) -> tuple[float, ...]:
-        """The terms of the cost: queue, prefill, neighbours, arrivals, spread. As `_costs` has them."""
-        config = self.config
-        added_s = prefill_s - (replica.speed.overhead_s if replica.pending else 0.0)
-        return (
-            wait_s,
-            prefill_s,
-            config.beta * replica.speed.decode[2] * running * added_s,
-            config.gamma * arrivals * added_s * (added_s + 2.0 * wait_s),
-            config.spread_s * running,
-        )
-
-    def _arrivals(self, replica: Replica, now: float) -> float:
-        """Its arrivals a second over twice its idle share, as in `Field.arrivals`."""
+        replica, config = resident.replica, self.config
+        wait_s = cost.expected_wait(replica, now)
+        prefill_s = cost.prefill(replica, prompt, resident)
+        added_s = prefill_s - replica.speed.overhead_s if replica.pending else prefill_s
+        running = cost.requests(replica, now)
         rates = self._rates.get(replica)
-        return rates.delay(self.config.rate_tau_s, now) if rates is not None else 0.0
+        arrivals = config.gamma * rates.delay(config.rate_tau_s, now) if rates is not None else 0.0
+        rate = config.beta * replica.speed.decode[2] * running + arrivals * (added_s + 2.0 * wait_s)
+        return wait_s, prefill_s, wait_s + prefill_s + added_s * rate + config.spread_s * running
 
-    def _costs(self, selection: Selection, request: Request, now: float) -> Vector:
+    def _costs(self, selection: Selection, prompt: int, now: float) -> Vector:
         """Seconds in each place, none of the prompt being resident. Never NaN; infinite where none may go."""
-        config, field = self.config, self._field
+        field = self._field
         field.bring_up(now)
-        wait = field.ends - now
-        np.maximum(wait, 0.0, out=wait)
-        wait += field.others
-        costs: Vector = field.factor * unit_prefill_s(max(0, request.prompt_tokens), 0)
-        added = costs - field.opened
-        costs += wait
-        stall = field.stall if config.beta == 1.0 else config.beta * field.stall  # 1 by default: a pass less
-        neighbours = stall * field.running
-        neighbours *= added
-        costs += neighbours
-        wait *= 2.0
-        wait += added
-        wait *= added
-        wait *= field.arrivals
-        wait *= config.gamma
-        costs += wait
-        costs += config.theta_s * field.crowding
-        if config.spread_s:
-            costs += config.spread_s * field.running
-        if slow_start.some_start(selection, config.slow_start_s, now):
-            costs += slow_start.extra_s(selection, config.slow_start_s, now)
+        added = field.factor * unit_prefill_s(prompt, 0)
+        added -= field.opened
+        costs: Vector = field.ends - now
+        np.maximum(costs, 0.0, out=costs)
+        costs += field.others
+        # added * (rate + arrivals * (added + 2 * wait)) + wait + fixed: the terms in the docstring, put together.
+        worse = costs + costs
+        worse += added
+        worse *= field.arrivals
+        worse += field.rate
+        worse *= added
+        costs += worse
+        costs += field.fixed
+        slow_start_s = self.config.slow_start_s
+        if slow_start.some_start(selection, slow_start_s, now):
+            costs += slow_start.extra_s(selection, slow_start_s, now)
         costs[selection.shut] = np.inf
         return costs
 
@@ -221,27 +219,24 @@ class SessionAffinity(Policy):
 
     def _place(self, request: Request, candidates: Sequence[Replica], now: float) -> Choice:
         """Nothing of the prompt is resident anywhere: the least seconds, ties by rendezvous."""
-        field = self._field
-        costs = self._costs(self._over(candidates, now), request, now)
-        least = costs.min()
-        near = [field.replica(place) for place in np.flatnonzero(costs <= least + TIE_S).tolist()]
+        field, prompt = self._field, request.prompt_tokens if request.prompt_tokens > 0 else 0
+        costs = self._costs(self._over(candidates, now), prompt, now)
+        least: float = costs.item(costs.argmin())
+        near = [field.replica(place) for place in (costs <= least + TIE_S).nonzero()[0].tolist()]
         if request.key is None:
-            # Nobody will come back to it: among equals the one left longest.
-            replica = min(near, key=lambda r: (cost.requests(r, now), r.last_lease, r.id))
-            return self._choice(replica, Reason.NO_SESSION, request, now)
+            return self._choice(_left_longest(near, now), Reason.NO_SESSION, prompt, now)
         home = request.last_home
         if home is not None and costs[field.place(home)] <= least + self.config.hysteresis_s:
             # A session that begins anew (compacted, or a client without history): the tools may still be there.
-            return self._choice(home, Reason.HOME, request, now)
+            return self._choice(home, Reason.HOME, prompt, now)
         replica = near[0] if len(near) == 1 else rendezvous(request.key, near)
         known = Reason.EVICTED if request.once_tokens else Reason.NEW
         reason = Reason.HOME_LOST if request.lost else known
-        return self._choice(replica, reason, request, now)
+        return self._choice(replica, reason, prompt, now)
 
-    def _choice(self, replica: Replica, reason: Reason, request: Request, now: float) -> Choice:
+    def _choice(self, replica: Replica, reason: Reason, prompt: int, now: float) -> Choice:
         """A new placement."""
-        wait_s, prefill_s = self._seconds(replica, None, request, now)
-        return Choice(replica, reason, wait_s, 0, prefill_s)
+        return Choice(replica, reason, cost.expected_wait(replica, now), 0, replica.speed.prefill_s(prompt, 0))
 
     def _terms(
         self,
@@ -253,25 +248,26 @@ class SessionAffinity(Policy):
         barred: str,
     ) -> Candidate:
         """The cost of one candidate, term by term; infinite when it is `barred`, for the reason given."""
-        wait_s, prefill_s = self._seconds(replica, resident, request, now)
+        config, field = self.config, self._field
+        prefill_s = cost.prefill(replica, max(0, request.prompt_tokens), resident)
+        added_s = prefill_s - (replica.speed.overhead_s if replica.pending else 0.0)
         if resident is None:  # as in _costs
-            field = self._field
             i = field.place(replica)
             wait_s = max(0.0, float(field.ends[i]) - now) + float(field.others[i])
-            running, lam = float(field.running[i]), float(field.arrivals[i])
-            crowding = self.config.theta_s * float(field.crowding[i])
-            start = float(slow_start.extra_s(selection, self.config.slow_start_s, now)[i])
+            running, arrivals, crowding = float(field.running[i]), float(field.arrivals[i]), float(field.crowding[i])
+            start = float(slow_start.extra_s(selection, config.slow_start_s, now)[i])
         else:  # as in _resident_s
-            start = 0.0
-            running, lam, crowding = float(cost.requests(replica, now)), self._arrivals(replica, now), 0.0
-        queue, prefill, neighbours, arrivals, spread = self._parts(replica, wait_s, prefill_s, running, lam)
+            wait_s, running = cost.expected_wait(replica, now), float(cost.requests(replica, now))
+            rates = self._rates.get(replica)
+            arrivals = config.gamma * rates.delay(config.rate_tau_s, now) if rates is not None else 0.0
+            crowding = start = 0.0
         terms = {
-            "queue": queue,
-            "prefill": prefill,
-            "neighbours": neighbours,
-            "arrivals": arrivals,
+            "queue": wait_s,
+            "prefill": prefill_s,
+            "neighbours": config.beta * replica.speed.decode[2] * running * added_s,
+            "arrivals": arrivals * added_s * (added_s + 2.0 * wait_s),
             "crowding": crowding,
-            "spread": spread,
+            "spread": config.spread_s * running,
             "start": start,
         }
         if barred:
@@ -330,3 +326,8 @@ class SessionAffinity(Policy):
             for replica, rates in self._rates.items()
         }
         return snapshot
+
+
+def _left_longest(near: Sequence[Replica], now: float) -> Replica:
+    """Of those that cost the same, for a request that nobody will come back to."""
+    return min(near, key=lambda r: (cost.requests(r, now), r.last_lease, r.id))

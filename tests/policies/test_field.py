@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.field import MOST_DIRTY, PLACES, Field, Rates
+from policies.field import MOST_DIRTY, PLACES, Field
+from policies.rates import Rates
 from policies.registry import make
 from policies.selection import Selection
 from policies.types import Load, Replica, Request
@@ -20,11 +21,12 @@ VECTORS = (
     "ends",
     "others",
     "running",
-    "stall",
     "factor",
     "opened",
     "arrivals",
     "crowding",
+    "fixed",
+    "rate",
     "started",
     "weight",
 )
@@ -50,6 +52,10 @@ def _lived(seed: int, count: int) -> tuple[list[Replica], dict[Replica, Rates]]:
     return list(balancer.ready), dict(list(rates.items())[::3])
 
 
+def _field(rates: dict[Replica, Rates]) -> Field:
+    return Field(rates, tau_s=120.0, beta=0.8, gamma=0.5, theta_s=4.0, spread_s=0.3)
+
+
 def _seen(field: Field, replicas: list[Replica]) -> dict[str, list[float]]:
     places = [field.place(replica) for replica in replicas]
     return {name: getattr(field, name)[places].tolist() for name in VECTORS}
@@ -59,7 +65,7 @@ def _seen(field: Field, replicas: list[Replica]) -> dict[str, list[float]]:
 def test_many_changes_at_once_are_seen_as_one_by_one(seed: int) -> None:
     replicas, rates = _lived(seed, MOST_DIRTY + 8)
     now = 25.0
-    told, asked = Field(rates, 120.0), Field(rates, 120.0)
+    told, asked = _field(rates), _field(rates)
     for replica in replicas:
         told.add(replica, now)
         asked.add(Replica("another"), now)
@@ -85,7 +91,7 @@ def test_many_changes_at_once_are_seen_as_one_by_one(seed: int) -> None:
 
 @pytest.mark.parametrize("how", ["changed", "reported", "settled"])
 def test_what_happens_is_seen_however_it_is_told_and_however_much_else_happened(how: str) -> None:
-    field = Field({}, 120.0)
+    field = _field({})
     replicas = [Replica(str(n)) for n in range(3 * PLACES)]
     for replica in replicas:
         field.add(replica, 0.0)
@@ -99,7 +105,7 @@ def test_what_happens_is_seen_however_it_is_told_and_however_much_else_happened(
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=120))
 def test_a_place_is_its_replicas_until_that_leaves(steps: list[tuple[bool, int]]) -> None:
     """Each has its own elements, whoever had the place before, and none that has left is a candidate."""
-    field = Field({}, 120.0)
+    field = _field({})
     replicas = [Replica(str(n), weight=n + 1.0, since=float(n)) for n in range(41)]
     there: set[Replica] = set()
     for joins, n in steps:
@@ -128,7 +134,7 @@ def test_a_place_is_its_replicas_until_that_leaves(steps: list[tuple[bool, int]]
 
 
 def test_a_replica_that_has_left_is_not_the_fastest_any_more() -> None:
-    field = Field({}, 120.0)
+    field = _field({})
     slow, fast = Replica("slow"), Replica("fast")
     slow.speed.factor, fast.speed.factor = 2.0, 0.5
     field.add(slow, 0.0)
@@ -140,7 +146,7 @@ def test_a_replica_that_has_left_is_not_the_fastest_any_more() -> None:
 
 
 def test_among_equal_costs_the_candidate_first_in_order_of_id_is_taken_whenever_it_joined() -> None:
-    field = Field({}, 120.0)
+    field = _field({})
     late, early, dear = Replica("z"), Replica("b"), Replica("a")
     for replica in (late, early, dear):
         field.add(replica, 0.0)
