@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import httptools
 
+from router.proxy.chunk import is_whole
 from router.proxy.headers import Header, named_in_connection
 
 if TYPE_CHECKING:
@@ -21,12 +21,9 @@ MAX_HEADERS = 1024
 """Of an answer; many empty ones take fifty times the memory of their bytes."""
 MAX_INTERIM = 32
 """1xx answers before a final one; more is a flood."""
-TAIL_READS = 4
-TAIL_READ_BYTES = 4096
+TAIL_READS: Final = 4
+TAIL_READ_BYTES: Final = 4096
 """The last reads of an answer that are kept, and how much of each: usage comes in the last two events."""
-
-_whole_chunk = re.compile(rb"([1-9a-fA-F][0-9a-fA-F]{0,7})\r\n").match
-"""The size line of a chunk that is neither the last one nor has extensions."""
 
 _control = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]").search
 
@@ -60,6 +57,8 @@ class UpstreamConnection:
         "_parser",
         "_paused",
         "_poisoned",
+        "_reads",
+        "_tail",
         "alive",
         "chunked",
         "chunks",
@@ -82,7 +81,6 @@ class UpstreamConnection:
         "relaying",
         "reused",
         "status",
-        "tail",
         "transport",
         "unsound",
         "upstream",
@@ -99,7 +97,6 @@ class UpstreamConnection:
         self.reused = False
         self.receiver: Receiver | None = None
         self._paused = False
-        self.tail: deque[bytes] = deque(maxlen=TAIL_READS)
         self._reset()
         self._parser = httptools.HttpResponseParser(self)
 
@@ -126,7 +123,9 @@ class UpstreamConnection:
         """Bytes passed on unparsed."""
         self.chunks = 0
         """Chunks of the body that came whole, the empty one at its end included."""
-        self.tail.clear()
+        self._reads = 0
+        self._tail = [b""] * TAIL_READS
+        """The last reads, each in the place of its number."""
         self.fast = False
         self.relaying = False
         """Set by the receiver when every further whole chunk may be written to the client as it is."""
@@ -187,6 +186,16 @@ class UpstreamConnection:
             self._paused = False
             self.transport.resume_reading()
 
+    def _keep(self, data: bytes) -> None:
+        self._tail[self._reads % TAIL_READS] = data if len(data) <= TAIL_READ_BYTES else data[-TAIL_READ_BYTES:]
+        self._reads += 1
+
+    @property
+    def tail(self) -> bytes:
+        """The end of what was read of the answer."""
+        oldest = self._reads % TAIL_READS
+        return b"".join(self._tail[oldest:] + self._tail[:oldest])
+
     @property
     def hop(self) -> frozenset[bytes]:
         """Headers that the answer's `connection` header keeps to this hop."""
@@ -206,11 +215,10 @@ class UpstreamConnection:
     def data_received(self, data: bytes) -> None:
         if self.fast:
             # One read, one whole chunk: the bytes go on as they came. Everything else is parsed.
-            match = _whole_chunk(data)
-            if match is not None and match.end() + int(match[1], 16) + 2 == len(data) and data.endswith(b"\r\n"):
+            if is_whole(data):
                 self.relayed += len(data)
                 self.chunks += 1
-                self.tail.append(data if len(data) <= TAIL_READ_BYTES else data[-TAIL_READ_BYTES:])
+                self._keep(data)
                 self.write(data)
                 return
             self.fast = False
@@ -244,7 +252,7 @@ class UpstreamConnection:
             self.close()  # nothing was asked: whatever this is, the connection cannot be trusted
             return
         self.received += len(data)
-        self.tail.append(data if len(data) <= TAIL_READ_BYTES else data[-TAIL_READ_BYTES:])
+        self._keep(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:

@@ -689,7 +689,7 @@ class Exchange:
     def client_left(self) -> None:
         """The client's connection is gone: free the replica at once."""
         connection = self.connection
-        if connection is not None and self.committed and usage.ended(b"".join(connection.tail)):
+        if connection is not None and self.committed and usage.ended(connection.tail):
             self._finish(Cause.DONE)
         else:
             self._finish(Cause.ROUTER if self.proxy.cutting else Cause.CLIENT)
@@ -737,7 +737,7 @@ class Exchange:
         tokens: Usage | None = None
         if connection is not None:
             if self.committed and self.status < 400:
-                tokens = usage.read(self._beginning, b"".join(connection.tail))
+                tokens = usage.read(self._beginning, connection.tail)
             self.sent_bytes += connection.relayed
             self.chunks = connection.chunks
             if connection.complete and cause is _DONE:
