@@ -29,9 +29,11 @@ def unavailable(reason: str, message: str) -> Refusal:
 
 NO_REPLICA = {
     "no_replicas": unavailable("no_replicas", "No replica is configured. Add one with --replica URL or in `replicas`."),
-    "all_draining": unavailable("all_draining", "Every replica is draining or not ready. Try again shortly."),
+    "all_draining": unavailable(
+        "all_draining", "Every replica that could serve this is draining or not ready. Try again shortly."
+    ),
     "all_ejected": unavailable("all_ejected", "No replica is healthy. See /replicas on the admin port."),
-    "all_failed": unavailable("all_failed", "Every replica failed this request. Try again shortly."),
+    "all_failed": unavailable("all_failed", "Every replica that could serve this failed. Try again shortly."),
 }
 """By the reason of policies.balancer.NoReplica."""
 

@@ -129,6 +129,15 @@ ROWS = (
         Merge.MAX,
     ),
     Family(
+        "warmroute_responses",
+        "gauge",
+        "responses",
+        (),
+        "Responses whose issuer is remembered, as many at most as sessions.",
+        one(lambda m: len(m.balancer.responses)),
+        Merge.MAX,
+    ),
+    Family(
         "warmroute_sessions_limit",
         "gauge",
         "sessions",

@@ -13,6 +13,7 @@ import pytest
 
 from policies.responses import Responses
 from policies.types import State
+from router.metrics.exposition import Exposition
 from router.sharing import Sharing
 from router.store import MemoryStore
 from sim.emulator import Emulator, EmulatorConfig
@@ -212,6 +213,7 @@ async def test_they_are_bounded_and_the_one_used_last_stays(warm: Warm, engines:
         await respond(router)
         assert (await by_id(router, kept.id)).replica == kept.replica
     assert len(router.balancer.responses) == 3
+    assert b"\nwarmroute_responses 3.0\n" in await Exposition(router.proxy.metrics).text()
 
 
 async def test_no_id_is_written_anywhere(warm: Warm, engines: list[Emulator]) -> None:
