@@ -36,16 +36,15 @@ class Thread:
     """Of its last turn."""
     joined: int = 0
     """Scale-outs that its turns have been looked at for."""
+    block_pages: list[int] = field(default_factory=list)
+    """The last page of each of its last turn's blocks."""
+    blocks: tuple[int, ...] = ()
+    """Those blocks, by the router's names."""
 
 
-@dataclass(eq=False, slots=True)
 class Call:
     """A request on its way."""
 
-    thread: Thread
-    turn: Turn
-    request: Request
-    served: Served
     router: Router | None = None
     ticket: Ticket | None = None
     """While it waits to be placed."""
@@ -55,6 +54,12 @@ class Call:
     work: Work | None = None
     at: Server | None = None
     """Where that work is."""
-    known: int = 0
-    """Leading pages of its prompt that had ever been computed when its prefill began."""
     closed: bool = False
+
+    def __init__(self, thread: Thread, turn: Turn, request: Request, served: Served, known: int) -> None:
+        self.thread = thread
+        self.turn = turn
+        self.request = request
+        self.served = served
+        self.known = known
+        """Leading pages of its prompt that had ever been computed when its prefill began."""

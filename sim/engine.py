@@ -8,32 +8,42 @@ from typing import Any
 
 
 class Engine:
-    """A heap of (time, sequence, call). Calls due at the same time run in the order in which they were asked for."""
+    """A heap of times, and the calls that are due at each. Those of one time run in the order in which they were asked
+    for.
+
+    Numbers alone are compared quickly: most of a heap of (time, sequence, call) would be comparing tuples.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
         """Seconds."""
         self.calls = 0
         """Calls run."""
-        self._sequence = 0
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._times: list[float] = []
+        self._due: dict[float, list[tuple[Callable[..., None], tuple[Any, ...]]]] = {}
 
     def at(self, time: float, call: Callable[..., None], *arguments: Any) -> None:
         """Run `call(*arguments)` at `time`, or now if that is past."""
-        self._sequence += 1
-        heapq.heappush(self._heap, (time if time > self.now else self.now, self._sequence, call, arguments))
+        self._add(time if time > self.now else self.now, call, arguments)
 
     def after(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
         """Run `call(*arguments)` in so many seconds."""
-        self._sequence += 1
-        time = self.now + seconds if seconds > 0.0 else self.now
-        heapq.heappush(self._heap, (time, self._sequence, call, arguments))
+        self._add(self.now + seconds if seconds > 0.0 else self.now, call, arguments)
+
+    def _add(self, time: float, call: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        due = self._due.get(time)
+        if due is None:
+            self._due[time] = [(call, arguments)]
+            heapq.heappush(self._times, time)
+        else:
+            due.append((call, arguments))
 
     def run(self, until: float) -> None:
         """Run all that is due by then; the time is `until` afterwards."""
-        heap, pop = self._heap, heapq.heappop
-        while heap and heap[0][0] <= until:
-            self.now, _, call, arguments = pop(heap)
-            self.calls += 1
-            call(*arguments)
+        times, pop = self._times, heapq.heappop
+        while times and times[0] <= until:
+            self.now = pop(times)
+            for call, arguments in self._due.pop(self.now):
+                self.calls += 1
+                call(*arguments)
         self.now = max(self.now, until)

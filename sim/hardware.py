@@ -102,9 +102,9 @@ class Decode:
 
     def __init__(self, contexts: Sequence[float], batches: Sequence[float], seconds: Sequence[Sequence[float]]) -> None:
         """`seconds[i][j]` belongs to `contexts[i]` (tokens) and `batches[j]` (requests), both ascending."""
-        self._contexts = contexts
-        self._batches = batches
-        self._seconds = seconds
+        self._contexts = list(contexts)
+        self._batches = list(batches)
+        self._seconds = [list(row) for row in seconds]
 
     def slowed(self, factor: float) -> Decode:
         """A table of times `factor` times as long."""

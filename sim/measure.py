@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -16,17 +16,9 @@ HISTORY_S = 10.0
 """Between two entries of the history."""
 
 
-@dataclass(slots=True)
 class Served:
     """One turn's request, as its client and the fleet saw it. Times in seconds; None until it happened."""
 
-    name: str
-    arrived: float
-    main: bool
-    ideal_s: float
-    """Time to the first token on an idle replica that holds whatever was ever computed of it."""
-    prompt_tokens: int
-    output_tokens: int
     replica: str = ""
     reason: str = ""
     moved: bool = False
@@ -48,6 +40,17 @@ class Served:
     """When its client gave up waiting for the first token."""
     closed: bool = False
     """Nothing more happens to it."""
+
+    def __init__(
+        self, name: str, arrived: float, main: bool, ideal_s: float, prompt_tokens: int, output_tokens: int
+    ) -> None:
+        """`ideal_s` is the time to the first token on an idle replica that holds whatever was ever computed of it."""
+        self.name = name
+        self.arrived = arrived
+        self.main = main
+        self.ideal_s = ideal_s
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
 
 
 @dataclass(slots=True)
@@ -202,10 +205,10 @@ class Measure:
             self._tally.add(done)
             self._digest.update(_line(done))
 
-    def remember(self, now: float, in_flight: dict[str, int]) -> None:
-        """Called as often as `sample`: requests in flight by replica."""
+    def remember(self, now: float, replicas: Iterable[str], in_flight: Iterable[int]) -> None:
+        """Called as often as `sample`: requests in flight on each replica."""
         if not self.history or now >= self.history[-1][0] + HISTORY_S:
-            self.history.append((now, in_flight))
+            self.history.append((now, dict(zip(replicas, in_flight, strict=True))))
 
     def sample(self, now: float, in_flight: Sequence[int], running: int) -> None:
         """Once a second: running and queued requests of every replica, and how many run in all.

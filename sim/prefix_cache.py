@@ -10,7 +10,6 @@ When the copy is made is the write policy's business (see `HostWrite`).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 from enum import StrEnum
 
 SELECTIVE_HITS = 2
@@ -48,7 +47,7 @@ class Node:
         "used",
     )
 
-    def __init__(self, pages: Sequence[int], parent: Node | None, serial: int, used: int = 0) -> None:
+    def __init__(self, pages: list[int], parent: Node | None, serial: int, used: int = 0) -> None:
         self.pages = pages
         self.parent = parent
         self.end: int = len(pages) + (parent.end if parent is not None else 0)
@@ -99,7 +98,7 @@ class PrefixCache:
         """Of the cached pages, those no eviction may take."""
         self.copied_pages = 0
         """Pages of the tree that the host has."""
-        self._root = Node((), None, 0)
+        self._root = Node([], None, 0)
         self._node_of: dict[int, Node] = {}
         """Where each page of the tree is."""
         self._gpu_heap: list[tuple[int, int, Node]] = []
@@ -128,7 +127,7 @@ class PrefixCache:
         """Pages of the tree in either tier."""
         return len(self._node_of)
 
-    def match(self, pages: Sequence[int], limit: int) -> tuple[Node, int]:
+    def match(self, pages: list[int], limit: int) -> tuple[Node, int]:
         """The deepest node in GPU memory on the way of `pages[:limit]`, and how many of them are. Counts as a use."""
         self._tick += 1
         node = self._node(pages, self.resident(pages, limit))
@@ -138,13 +137,13 @@ class PrefixCache:
         node.used = self._tick
         return node, node.end
 
-    def match_host(self, node: Node, pages: Sequence[int], limit: int) -> tuple[Node, int]:
+    def match_host(self, node: Node, pages: list[int], limit: int) -> tuple[Node, int]:
         """As `match` in either tier; `node` is what it found. Part of the same use."""
         node = self._node(pages, self.resident(pages, limit, node.end))
         node.used = self._tick
         return node, node.end
 
-    def resident(self, pages: Sequence[int], limit: int, known: int = 0) -> int:
+    def resident(self, pages: list[int], limit: int, known: int = 0) -> int:
         """How many of `pages[:limit]` are in either tier; at least `known` are. Not a use: changes nothing."""
         node_of = self._node_of
         while known < limit:
@@ -200,7 +199,7 @@ class PrefixCache:
             node = node.parent
 
     def insert(
-        self, pages: Sequence[int], count: int, handed: int, node: Node | None = None, *, unfinished: bool = False
+        self, pages: list[int], count: int, handed: int, node: Node | None = None, *, unfinished: bool = False
     ) -> Node:
         """Stores `pages[:count]`, the last `handed` of which the caller has allocated and now gives away.
 
@@ -220,8 +219,7 @@ class PrefixCache:
         if node.end < count:
             self._serial += 1
             child = Node(pages[node.end : count], node, self._serial)
-            for page in child.pages:
-                self._node_of[page] = child
+            self._node_of.update(dict.fromkeys(child.pages, child))
             node.children += 1
             node.on_gpu_children += 1
             self.cached_pages += len(child.pages)
@@ -239,7 +237,7 @@ class PrefixCache:
         self._evict(self.evictable_pages)
         self._evict_host(self.tree_pages - self.cached_pages)
 
-    def _node(self, pages: Sequence[int], count: int) -> Node:
+    def _node(self, pages: list[int], count: int) -> Node:
         """The node of the last of the first `count` pages, cut so that it ends there. They are in the tree."""
         if not count:
             return self._root
@@ -356,8 +354,7 @@ class PrefixCache:
         upper.on_host = node.on_host
         upper.hits = node.hits
         upper.pins = int(node.pins > 0)
-        for page in upper.pages:
-            self._node_of[page] = upper
+        self._node_of.update(dict.fromkeys(upper.pages, upper))
         node.pages = node.pages[at:]
         node.parent = upper
         return upper

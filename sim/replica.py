@@ -241,13 +241,17 @@ class Replica:
         if beside and self._batch.missing_pages(1) <= self.cache.available_pages:
             self._batch.grow(1)
             seconds = self._pass_seconds(works, tokens) + self._beside_seconds(beside)
-            return Step(now, now + load + seconds, works, tokens, load, mixed=True)
+            step = Step(now, now + load + seconds, works, tokens)
+            step.load_seconds, step.mixed = load, True
+            return step
         if self._bulk and not beside and len(works) == 1 and rest > CHUNK_TOKENS:
             tokens[0] = (rest - 1) // CHUNK_TOKENS * CHUNK_TOKENS  # others may come into the last pass
             seconds = hardware.prefill.seconds(tokens[0], works[0].prefilled_tokens)
         else:
             seconds = self._pass_seconds(works, tokens)
-        return Step(now, now + load + seconds, works, tokens, load)
+        step = Step(now, now + load + seconds, works, tokens)
+        step.load_seconds = load
+        return step
 
     def _pass_seconds(self, works: Sequence[Work], tokens: Sequence[int]) -> float:
         """One pass over parts of several prompts: its fixed time once, and what each part takes beyond it."""
@@ -275,7 +279,8 @@ class Replica:
         batch = len(running)
         context = sum([work.prompt_tokens + work.produced for work in running]) / batch
         first, slope, straight_to = self.hardware.token_line(batch, context)
-        step = Step(now, now + first, count=1, first=first, slope=slope)
+        step = Step(now, now + first, [], [])
+        step.count, step.first, step.slope = 1, first, slope
         if self._bulk:
             count = min([work.output_tokens - work.produced for work in running])
             if context + count > straight_to:

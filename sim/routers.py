@@ -141,9 +141,10 @@ class Front:
             router.balancer.cache_cleared(router.balancer.replicas[server.id], self._engine.now)
 
     def report(self, server: Server, load: Load) -> None:
-        for router in self.routers:
+        for number, router in enumerate(self.routers):
             if (view := router.view(server)) is not None:
-                router.balancer.report(view, replace(load), self._engine.now)  # a Balancer notes its own requests in it
+                own = replace(load) if number else load  # a Balancer notes its own requests in it
+                router.balancer.report(view, own, self._engine.now)
 
     # Requests
 

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import sqrt
 
 from sim.work import Work
 
 
-@dataclass(slots=True)
 class Step:
     """A prefill pass or a decode step under way; with bulk, several passes over one prompt, or decode steps."""
 
-    start: float
-    end: float
-    prefill: Sequence[Work] = ()
-    """Whose prompts are computed, in prefill."""
-    tokens: list[int] = field(default_factory=list)
-    """How much of each."""
     load_seconds: float = 0.0
     """Before the first pass, for what comes from the host tier."""
     mixed: bool = False
@@ -29,6 +20,13 @@ class Step:
     """Seconds of the first of them."""
     slope: float = 0.0
     """Seconds by which each is longer than the one before, as contexts grow."""
+
+    def __init__(self, start: float, end: float, prefill: list[Work], tokens: list[int]) -> None:
+        """`prefill` are those whose prompts are computed, `tokens` how much of each; both empty in decode."""
+        self.start = start
+        self.end = end
+        self.prefill = prefill
+        self.tokens = tokens
 
     def decode_seconds(self, count: int) -> float:
         """Of the first `count` steps."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from sim.prefix_cache import HostWrite, Node
@@ -43,20 +42,12 @@ class Limits:
     """SGLang's option of that name: how much KV is kept back for answers under way; see `NewTokenRatio`."""
 
 
-@dataclass(slots=True, eq=False)
 class Work:
-    """A request and how far it has come. Times are those of the caller's clock; None until it happened."""
+    """A request and how far it has come. Times are those of the caller's clock; None until it happened.
 
-    pages: Sequence[int]
-    """Chained hashes of the full pages of prompt and output, without the last output token, whose KV is never computed.
-    May end with the prompt's when the output is not to be reused."""
-    prompt_tokens: int
-    output_tokens: int
-    """Tokens it will produce, at least 1."""
-    max_new_tokens: int = 0
-    """The most it may produce, as its client said: all that the scheduler knows. At least `output_tokens`."""
-    transferred: bool = False
-    """The prompt's KV, and the first output token, come with it from another replica: nothing is to be computed."""
+    No dataclass, nor are the others of which each request makes one: compiled, those are made by Python.
+    """
+
     arrived: float = 0.0
     stage: Stage = Stage.WAITING
     cached_tokens: int = 0
@@ -74,17 +65,34 @@ class Work:
     """When its prefill first began."""
     first_token: float | None = None
     finished: float | None = None
-    loading_tokens: int = field(default=0, repr=False)
+    loading_tokens: int = 0
     """Still to be loaded from the host tier, before the next chunk."""
-    node: Node | None = field(default=None, repr=False)
+    node: Node | None = None
     """The last node of the tree that it holds pinned; while it runs."""
-    pages_held: int = field(default=0, repr=False)
+    pages_held: int = 0
     """Pages allocated for it outside the tree."""
-    room: int = field(default=0, repr=False)
+    room: int = 0
     """Tokens until its pages are full, counting as taken the slot of the token that was produced last; in decode."""
 
-    def __post_init__(self) -> None:
-        self.max_new_tokens = max(self.max_new_tokens, self.output_tokens)
+    def __init__(
+        self,
+        pages: list[int],
+        prompt_tokens: int,
+        output_tokens: int,
+        max_new_tokens: int = 0,
+        *,
+        transferred: bool = False,
+    ) -> None:
+        self.pages = pages
+        """Chained hashes of the full pages of prompt and output, without the last output token, whose KV is never
+        computed. May end with the prompt's when the output is not to be reused."""
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        """Tokens it will produce, at least 1."""
+        self.max_new_tokens = max(max_new_tokens, output_tokens)
+        """The most it may produce, as its client said: all that the scheduler knows. At least `output_tokens`."""
+        self.transferred = transferred
+        """The prompt's KV, and the first output token, come with it from another replica: nothing is to be computed."""
 
     @property
     def fill_tokens(self) -> int:

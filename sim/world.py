@@ -79,6 +79,7 @@ class World:
         self._waiting: dict[Call, None] = {}
         """Calls with a ticket."""
         self._due_soon: set[Router] = set()
+        self._ask_needs()
         self._next_session()
         self.engine.at(1.0, self._sample)
         if admission != NO_ADMISSION:
@@ -160,12 +161,19 @@ class World:
     def switch(self, policy: str, parameters: Mapping[str, object]) -> None:
         """Another policy takes over from the next request on."""
         self.front.switch(partial(registry.make, policy, parameters))
+        self._ask_needs()
+
+    def _ask_needs(self) -> None:
+        """What of a request the policy in charge looks at. Not asked at each request, as Python's flags are slow."""
+        needs = self.balancer.policy.needs
+        self._fingerprints = Needs.FINGERPRINT in needs
+        self._chains = Needs.BLOCKS in needs
 
     def _sample(self) -> None:
         measure, now = self.measure, self.engine.now
         up = [server for server in self._servers.picked() if server.up]
         counts = [len(s.replica.running) + len(s.replica.waiting) for s in up]
-        measure.remember(now, dict(zip([s.id for s in up], counts, strict=True)))
+        measure.remember(now, [s.id for s in up], counts)
         measure.sample(now, counts, sum([len(s.replica.running) for s in up]))
         measure.retracted = sum([s.replica.totals.retracted for s in self.servers])
         self.engine.after(1.0, self._sample)
@@ -200,13 +208,12 @@ class World:
 
     def _ask(self, thread: Thread, turn: Turn) -> None:
         conversation, prompt = thread.conversation, turn.prompt_tokens
-        needs = self.balancer.policy.needs
         request = Request(
             key=conversation.key,
             parent=conversation.parent,
-            fingerprint=turn.fingerprint if Needs.FINGERPRINT in needs else 0,
+            fingerprint=turn.fingerprint if self._fingerprints else 0,
             prompt_tokens=int(prompt * conversation.estimate),
-            blocks=self._blocks(turn) if Needs.BLOCKS in needs else (),
+            blocks=self._blocks(thread, turn) if self._chains else (),
         )
         pages = self._known.count(thread, turn)
         known = pages * self._page
@@ -220,18 +227,23 @@ class World:
         )
         self.measure.begin(served)
         thread.turns += 1
-        call = Call(thread, turn, request, served, known=pages)
+        call = Call(thread, turn, request, served, pages)
         if turn.patience_s < inf:
             self.engine.after(turn.patience_s, self._give_up, call)
         self._dispatch(call)
 
-    def _blocks(self, turn: Turn) -> tuple[int, ...]:
+    def _blocks(self, thread: Thread, turn: Turn) -> tuple[int, ...]:
         """A page's name stands for all before it; spread over 64 bits, as hashes are."""
         every = max(1, BLOCK_TOKENS // self._page)
         held = turn.prompt_tokens // self._page
-        return tuple(
-            [(name * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF for name in turn.pages[every - 1 : held : every]]
-        )
+        pages, before = turn.pages[every - 1 : held : every], thread.block_pages
+        # Most turns go on from the one before: where one page is the same, all before it are.
+        kept = min(len(pages), len(before))
+        if kept and pages[kept - 1] != before[kept - 1]:
+            kept = 0
+        new = [(name * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF for name in pages[kept:]]
+        thread.block_pages, thread.blocks = pages, (*thread.blocks[:kept], *new)
+        return thread.blocks
 
     def _give_up(self, call: Call) -> None:
         """The client has waited long enough."""
@@ -484,7 +496,7 @@ class World:
             self._lost(call, target if target.boots != boots[1] else source)
             return
         turn = call.turn
-        pages = turn.pages if target.group.role is Role.WARM else ()
+        pages = turn.pages if target.group.role is Role.WARM else []
         work = Work(pages, turn.prompt_tokens, turn.output_tokens, MAX_NEW_TOKENS, transferred=True)
         self._submit(call, target, work)
 

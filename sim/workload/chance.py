@@ -8,7 +8,7 @@ from random import Random
 
 def lognormal(random: Random, median: float, sigma: float) -> float:
     """`sigma` is the standard deviation of the logarithm."""
-    return random.lognormvariate(math.log(median), sigma)
+    return math.exp(random.normalvariate(math.log(median), sigma))
 
 
 def geometric(random: Random, mean: float) -> int:

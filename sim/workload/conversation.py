@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -16,7 +16,7 @@ class Turn:
 
     gap_s: float
     """From the end of what it waits for (the answer before, the forks of that turn) until it is sent."""
-    pages: Sequence[int]
+    pages: list[int]
     """Chained hashes of the KV pages that can be reused later: the prompt's, and the answer's if that is kept."""
     prompt_tokens: int
     output_tokens: int

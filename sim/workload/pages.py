@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count, islice
-
 COMMON_PAGES = 1 << 32
 """Pages with lower names may be met in several sessions; others belong to one."""
 
@@ -13,13 +11,14 @@ class Pages:
 
     def __init__(self, page_size: int, session: int) -> None:
         self.size = page_size
-        self._fresh = count((session + 1) * COMMON_PAGES)
+        self._fresh = (session + 1) * COMMON_PAGES
 
     def grow(self, pages: list[int], tokens: int) -> None:
         """Adds pages until they cover the whole pages of `tokens`."""
         missing = tokens // self.size - len(pages)
         if missing > 0:
-            pages += islice(self._fresh, missing)
+            pages += range(self._fresh, self._fresh + missing)
+            self._fresh += missing
 
     def common(self, tokens: int, kind: int) -> list[int]:
         """The pages of a beginning that all sessions of a kind share."""

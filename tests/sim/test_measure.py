@@ -31,7 +31,7 @@ def test_spread() -> None:
 def test_history_is_kept_every_ten_seconds() -> None:
     measure = Measure(10.0, 100.0)
     for second in range(25):
-        measure.remember(float(second), {"a": second})
+        measure.remember(float(second), ["a"], [second])
     assert measure.history == [(0.0, {"a": 0}), (10.0, {"a": 10}), (20.0, {"a": 20})]
 
 
