@@ -14,7 +14,7 @@ from sim.work import Work
 from sim.workload import Conversation, Turn
 
 if TYPE_CHECKING:
-    from sim.routers import Router
+    from sim.front import Router
 
 
 @dataclass(eq=False, slots=True)

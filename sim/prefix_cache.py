@@ -2,6 +2,7 @@
 
 Pages are named by *chained* hashes: a page's name covers everything before it too. So two sequences that agree in
 page i agree in all pages before i, and how much of a sequence is cached is found by halving instead of by walking.
+What names are made of does not matter here.
 
 With a host tier the same tree covers both: what the GPU drops stays in the tree as long as the host has a copy of it.
 When the copy is made is the write policy's business (see `HostWrite`).
@@ -10,6 +11,7 @@ When the copy is made is the write policy's business (see `HostWrite`).
 from __future__ import annotations
 
 import heapq
+from collections.abc import Hashable, Sequence
 from enum import StrEnum
 
 SELECTIVE_HITS = 2
@@ -47,7 +49,7 @@ class Node:
         "used",
     )
 
-    def __init__(self, pages: list[int], parent: Node | None, serial: int, used: int = 0) -> None:
+    def __init__(self, pages: Sequence[Hashable], parent: Node | None, serial: int, used: int = 0) -> None:
         self.pages = pages
         self.parent = parent
         self.end: int = len(pages) + (parent.end if parent is not None else 0)
@@ -99,7 +101,7 @@ class PrefixCache:
         self.copied_pages = 0
         """Pages of the tree that the host has."""
         self._root = Node([], None, 0)
-        self._node_of: dict[int, Node] = {}
+        self._node_of: dict[Hashable, Node] = {}
         """Where each page of the tree is."""
         self._gpu_heap: list[tuple[int, int, Node]] = []
         """What the GPU may drop, by last use. An entry may be older than its node's last use, never younger."""
@@ -127,7 +129,7 @@ class PrefixCache:
         """Pages of the tree in either tier."""
         return len(self._node_of)
 
-    def match(self, pages: list[int], limit: int) -> tuple[Node, int]:
+    def match(self, pages: Sequence[Hashable], limit: int) -> tuple[Node, int]:
         """The deepest node in GPU memory on the way of `pages[:limit]`, and how many of them are. Counts as a use."""
         self._tick += 1
         node = self._node(pages, self.resident(pages, limit))
@@ -137,13 +139,13 @@ class PrefixCache:
         node.used = self._tick
         return node, node.end
 
-    def match_host(self, node: Node, pages: list[int], limit: int) -> tuple[Node, int]:
+    def match_host(self, node: Node, pages: Sequence[Hashable], limit: int) -> tuple[Node, int]:
         """As `match` in either tier; `node` is what it found. Part of the same use."""
         node = self._node(pages, self.resident(pages, limit, node.end))
         node.used = self._tick
         return node, node.end
 
-    def resident(self, pages: list[int], limit: int, known: int = 0) -> int:
+    def resident(self, pages: Sequence[Hashable], limit: int, known: int = 0) -> int:
         """How many of `pages[:limit]` are in either tier; at least `known` are. Not a use: changes nothing."""
         node_of = self._node_of
         while known < limit:
@@ -199,7 +201,7 @@ class PrefixCache:
             node = node.parent
 
     def insert(
-        self, pages: list[int], count: int, handed: int, node: Node | None = None, *, unfinished: bool = False
+        self, pages: Sequence[Hashable], count: int, handed: int, node: Node | None = None, *, unfinished: bool = False
     ) -> Node:
         """Stores `pages[:count]`, the last `handed` of which the caller has allocated and now gives away.
 
@@ -219,7 +221,8 @@ class PrefixCache:
         if node.end < count:
             self._serial += 1
             child = Node(pages[node.end : count], node, self._serial)
-            self._node_of.update(dict.fromkeys(child.pages, child))
+            for page in child.pages:
+                self._node_of[page] = child
             node.children += 1
             node.on_gpu_children += 1
             self.cached_pages += len(child.pages)
@@ -237,7 +240,7 @@ class PrefixCache:
         self._evict(self.evictable_pages)
         self._evict_host(self.tree_pages - self.cached_pages)
 
-    def _node(self, pages: list[int], count: int) -> Node:
+    def _node(self, pages: Sequence[Hashable], count: int) -> Node:
         """The node of the last of the first `count` pages, cut so that it ends there. They are in the tree."""
         if not count:
             return self._root
@@ -354,7 +357,8 @@ class PrefixCache:
         upper.on_host = node.on_host
         upper.hits = node.hits
         upper.pins = int(node.pins > 0)
-        self._node_of.update(dict.fromkeys(upper.pages, upper))
+        for page in upper.pages:
+            self._node_of[page] = upper
         node.pages = node.pages[at:]
         node.parent = upper
         return upper

@@ -7,7 +7,7 @@ from random import Random
 
 from policies.types import Load
 from sim.engine import Engine
-from sim.routers import Front
+from sim.front import Front
 from sim.server import Server
 
 _MIN_PREFILL_TOKENS = 256

@@ -9,9 +9,9 @@ from policies.types import State
 from sim.client import Call
 from sim.engine import Engine
 from sim.fleet import PICKED, Fleet, Group, Role
+from sim.front import Front
 from sim.measure import Measure
 from sim.reports import Reports
-from sim.routers import Front
 from sim.server import Observer, Server
 
 

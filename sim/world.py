@@ -24,9 +24,10 @@ from policies.types import OUTCOMES, Cause, Needs, Phase, Request, Usage
 from sim.client import Call, Thread
 from sim.engine import Engine
 from sim.fleet import Fleet, Role
+from sim.front import Front, Router
 from sim.known import Known
 from sim.measure import Measure, Served
-from sim.routers import ONE, Front, Router, Routers
+from sim.routers import ONE, Routers
 from sim.server import Server
 from sim.servers import Servers
 from sim.work import QueueFull, Stage, Work

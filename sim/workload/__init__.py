@@ -11,7 +11,8 @@ from sim.workload.forks import NO_FORKS, Forks
 from sim.workload.patience import PATIENT, Patience
 from sim.workload.recorded import Recorded, RecordedWorkload, load_recorded
 from sim.workload.sessions import GAP_CAP_S, Workload
-from sim.workload.synthetic import NO_BREAKS, Breaks, Synthetic, SyntheticWorkload
+from sim.workload.synthetic import NO_BREAKS, Breaks, Synthetic
+from sim.workload.synthetic_workload import SyntheticWorkload
 
 __all__ = [
     "GAP_CAP_S",

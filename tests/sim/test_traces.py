@@ -87,7 +87,7 @@ def test_both_forms_of_claude_codes_sessions_tell_the_same(tmp_path: Path) -> No
 
 
 def test_the_packaged_sessions_are_read_as_the_recorded_workload_reads_them() -> None:
-    trace = traces.load(ROOT / "sim/data/claude_code_sessions/sessions.jsonl.gz")
+    trace = traces.load(Path(traces.__file__).parents[1] / "data/claude_code_sessions/sessions.jsonl.gz")
     recorded = load_recorded()
     assert len(trace.sessions) == len(recorded)
     for session, other in zip(trace.sessions, recorded, strict=True):
