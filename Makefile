@@ -49,7 +49,7 @@ test-engine: setup ## Tests with real SGLang servers on the CPU (installs them i
 test-clients: setup ## Tests with real coding agents (installs them into .clients the first time)
 	scripts/test-clients
 
-test-compiled: setup ## Tests of core and data path as compiled (compiles first, as below)
+test-compiled: setup ## Tests of core, data path and simulator as compiled (compiles first, as below)
 	scripts/test-compiled
 
 compiled: setup ## warmroute with half the CPU for a small request, compiled into .compiled (needs a C compiler)

@@ -45,17 +45,6 @@ class Thread:
 class Call:
     """A request on its way."""
 
-    router: Router | None = None
-    ticket: Ticket | None = None
-    """While it waits to be placed."""
-    lease: Lease | None = None
-    places: tuple[Server, ...] = ()
-    """The leased one, and the other when two replicas work on it."""
-    work: Work | None = None
-    at: Server | None = None
-    """Where that work is."""
-    closed: bool = False
-
     def __init__(self, thread: Thread, turn: Turn, request: Request, served: Served, known: int) -> None:
         self.thread = thread
         self.turn = turn
@@ -63,3 +52,13 @@ class Call:
         self.served = served
         self.known = known
         """Leading pages of its prompt that had ever been computed when its prefill began."""
+        self.router: Router | None = None
+        self.ticket: Ticket | None = None
+        """While it waits to be placed."""
+        self.lease: Lease | None = None
+        self.places: tuple[Server, ...] = ()
+        """The leased one, and the other when two replicas work on it."""
+        self.work: Work | None = None
+        self.at: Server | None = None
+        """Where that work is."""
+        self.closed = False

@@ -19,28 +19,6 @@ HISTORY_S = 10.0
 class Served:
     """One turn's request, as its client and the fleet saw it. Times in seconds; None until it happened."""
 
-    replica: str = ""
-    reason: str = ""
-    moved: bool = False
-    """A turn of the main thread that went to another replica than the one before."""
-    followed: bool = False
-    """A turn of the main thread that had one before."""
-    cached_tokens: int = 0
-    host_tokens: int = 0
-    elsewhere_tokens: int = 0
-    """Computed anew while another replica held them."""
-    evicted_tokens: int = 0
-    """Computed anew after they had been dropped everywhere."""
-    tries: int = 0
-    placed: float | None = None
-    """When it was sent to a replica for the first time."""
-    first_token: float | None = None
-    finished: float | None = None
-    left: float | None = None
-    """When its client gave up waiting for the first token."""
-    closed: bool = False
-    """Nothing more happens to it."""
-
     def __init__(
         self, name: str, arrived: float, main: bool, ideal_s: float, prompt_tokens: int, output_tokens: int
     ) -> None:
@@ -51,6 +29,27 @@ class Served:
         self.ideal_s = ideal_s
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
+        self.replica = ""
+        self.reason = ""
+        self.moved = False
+        """A turn of the main thread that went to another replica than the one before."""
+        self.followed = False
+        """A turn of the main thread that had one before."""
+        self.cached_tokens = 0
+        self.host_tokens = 0
+        self.elsewhere_tokens = 0
+        """Computed anew while another replica held them."""
+        self.evicted_tokens = 0
+        """Computed anew after they had been dropped everywhere."""
+        self.tries = 0
+        self.placed: float | None = None
+        """When it was sent to a replica for the first time."""
+        self.first_token: float | None = None
+        self.finished: float | None = None
+        self.left: float | None = None
+        """When its client gave up waiting for the first token."""
+        self.closed = False
+        """Nothing more happens to it."""
 
 
 @dataclass(slots=True)

@@ -10,23 +10,22 @@ from sim.work import Work
 class Step:
     """A prefill pass or a decode step under way; with bulk, several passes over one prompt, or decode steps."""
 
-    load_seconds: float = 0.0
-    """Before the first pass, for what comes from the host tier."""
-    mixed: bool = False
-    """A prefill pass beside which the others decode."""
-    count: int = 0
-    """Decode steps."""
-    first: float = 0.0
-    """Seconds of the first of them."""
-    slope: float = 0.0
-    """Seconds by which each is longer than the one before, as contexts grow."""
-
     def __init__(self, start: float, end: float, prefill: list[Work], tokens: list[int]) -> None:
         """`prefill` are those whose prompts are computed, `tokens` how much of each; both empty in decode."""
         self.start = start
         self.end = end
         self.prefill = prefill
         self.tokens = tokens
+        self.load_seconds = 0.0
+        """Before the first pass, for what comes from the host tier."""
+        self.mixed = False
+        """A prefill pass beside which the others decode."""
+        self.count = 0
+        """Decode steps."""
+        self.first = 0.0
+        """Seconds of the first of them."""
+        self.slope = 0.0
+        """Seconds by which each is longer than the one before, as contexts grow."""
 
     def decode_seconds(self, count: int) -> float:
         """Of the first `count` steps."""

@@ -48,32 +48,6 @@ class Work:
     No dataclass, nor are the others of which each request makes one: compiled, those are made by Python.
     """
 
-    arrived: float = 0.0
-    stage: Stage = Stage.WAITING
-    cached_tokens: int = 0
-    """Prompt tokens found in either tier when it was first admitted."""
-    host_tokens: int = 0
-    """Of those, the ones that were only in the host tier."""
-    prefilled_tokens: int = 0
-    """Tokens whose KV is there after prefill or was there before it: the prompt's, and once it was retracted also those
-    of its output until then."""
-    produced: int = 0
-    """Output tokens so far."""
-    recomputed: int = 0
-    """Output tokens that it had produced when it was last retracted, and that prefill computes like a prompt's."""
-    started: float | None = None
-    """When its prefill first began."""
-    first_token: float | None = None
-    finished: float | None = None
-    loading_tokens: int = 0
-    """Still to be loaded from the host tier, before the next chunk."""
-    node: Node | None = None
-    """The last node of the tree that it holds pinned; while it runs."""
-    pages_held: int = 0
-    """Pages allocated for it outside the tree."""
-    room: int = 0
-    """Tokens until its pages are full, counting as taken the slot of the token that was produced last; in decode."""
-
     def __init__(
         self,
         pages: list[int],
@@ -93,6 +67,31 @@ class Work:
         """The most it may produce, as its client said: all that the scheduler knows. At least `output_tokens`."""
         self.transferred = transferred
         """The prompt's KV, and the first output token, come with it from another replica: nothing is to be computed."""
+        self.arrived = 0.0
+        self.stage = Stage.WAITING
+        self.cached_tokens = 0
+        """Prompt tokens found in either tier when it was first admitted."""
+        self.host_tokens = 0
+        """Of those, the ones that were only in the host tier."""
+        self.prefilled_tokens = 0
+        """Tokens whose KV is there after prefill or was there before it: the prompt's, and once it was retracted also
+        those of its output until then."""
+        self.produced = 0
+        """Output tokens so far."""
+        self.recomputed = 0
+        """Output tokens that it had produced when it was last retracted, and that prefill computes like a prompt's."""
+        self.started: float | None = None
+        """When its prefill first began."""
+        self.first_token: float | None = None
+        self.finished: float | None = None
+        self.loading_tokens = 0
+        """Still to be loaded from the host tier, before the next chunk."""
+        self.node: Node | None = None
+        """The last node of the tree that it holds pinned; while it runs."""
+        self.pages_held = 0
+        """Pages allocated for it outside the tree."""
+        self.room = 0
+        """Tokens until its pages are full, counting as taken the slot of the token produced last; in decode."""
 
     @property
     def fill_tokens(self) -> int:
