@@ -47,7 +47,7 @@ class Admission:
         self.config = config
         self.gate.line.max_hold_s = config.max_hold_s
         self._caps = config.caps
-        if not config.kv_gate and self.gate.active:
+        if not config.kv_gate:
             self._pass(self.gate.open(), now)
         self._watchful = self._caps or self.gate.active or bool(self._tickets)
 
@@ -90,11 +90,13 @@ class Admission:
 
     def _hold(self, request: Request, now: float, priority: Priority) -> Ticket:
         ticket = self._ticket(request, now, priority)
-        line, most = self.gate.line, self.config.max_waiting
+        gate, line, most = self.gate, self.gate.line, self.config.max_waiting
         if len(self._tickets) >= most or (ticket.session not in line and len(line) >= most):
             raise self._shed(ShedReason.ROOM_FULL, line.retry_after_s(ticket, now))
         held = line.keep(ticket, now)
-        if line.least_wait_s(ticket, self.config.max_wait_s, now) > self.config.max_wait_s:
+        # Where there is room, the rate says how many came for it: with all of them refused nobody would.
+        least_s = 0.0 if gate.fits(held.tokens) else line.least_wait_s(ticket, self.config.max_wait_s, now)
+        if least_s > self.config.max_wait_s:
             raise self._shed(ShedReason.KV_FULL, line.retry_after_s(ticket, now))
         ticket.held = True
         held.tickets.append(ticket)

@@ -1,9 +1,10 @@
 """The KV gate: when the live sessions do not fit, some wait as a whole, so that the others keep their caches.
 
-It acts only when three things are seen at once: what waits waits long, as computing again takes a good part of the
-fleet's time, and the live sessions' contexts exceed what the caches hold. Then sessions are let in by a limit in tokens
-of context. The limit is what the fleet was seen to stand: it falls while the fleet drowns, rises while it does not, and
-is never below what fits. See docs/decisions/0017-admission.md for the measurements behind the constants.
+It acts only when the live sessions' contexts exceed what the caches hold, and what waits waits long: either as
+computing again takes a good part of the fleet's time, or so long that a cache spares nobody any time. Then sessions are
+let in by a limit in tokens of context. The limit is what the fleet was seen to stand: it falls while the fleet drowns,
+rises while it does not, and is never below what fits. See docs/decisions/0017-admission.md for the measurements behind
+the constants.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ LONGEST_LOOK_S = 10.0
 """A longer time without a look counts as this: a driver that stood still has seen nothing meanwhile."""
 
 CONTROL_S = 30.0
-"""Between two changes of the limit: half of the time over which pressure is averaged."""
+"""Between two changes of the limit, and how long a flood must last: half the time over which pressure is averaged."""
 
 FITS = 0.8
 """Share of the caches' tokens that live contexts may take in any case: the rest is what ended sessions leave behind,
 and what is uneven between replicas."""
 
-DROWNING, CALM = 0.4, 0.1
-"""Of `Pressure.ratio`: above the one the limit falls, below the other it rises."""
+FLOODED, DROWNING, CALM = 1.0, 0.4, 0.1
+"""Of `Pressure.ratio`: above the first a fleet is behind by more than a cold prefill, whether or not it computes again;
+above the second the limit falls, if it does; below the last the limit rises."""
 
 AGAIN = 0.15
 """Of `Pressure.again`: less is not what makes others wait."""
@@ -42,14 +44,18 @@ FALL, RISE = 0.92, 1.0005
 LEAST_TENURE_S = 300.0
 """A session that was let in is not sent back sooner for another: fetching it back costs a cold prefill."""
 
-EXCHANGE_S = 30.0
-"""Between two exchanges for each replica, so that they do not come in a burst: each costs some seconds of prefill."""
+EXCHANGING = 0.1
+"""Share of the fleet's time that exchanges may take: each costs a cold prefill, behind which others wait."""
 
 MOST_EXCHANGES = 4.0
 """At one look, saved up while nobody was due."""
 
 OPEN_S = 120.0
 """With nobody held for so long, the gate opens."""
+
+STEPS = 250
+"""Sessions that are gone through at one look, at most: a router that counted fifty thousand at once would keep all
+others' streams waiting for a quarter of a second."""
 
 
 class Gate:
@@ -75,6 +81,12 @@ class Gate:
         self._credit = 0.0
         """Exchanges that may be made."""
         self._crowded_at = 0.0
+        self._seeking = False
+        """It looks for the live sessions, to see whether they fit."""
+        self._afloat_at = inf
+        """When the wait was last seen below `FLOODED`."""
+        self._falling = False
+        """Sessions are sent back until the limit is kept to."""
 
     @property
     def held(self) -> int:
@@ -84,7 +96,7 @@ class Gate:
     @property
     def admitted(self) -> int:
         """Sessions that have been let in; 0 while it does not act."""
-        return len(self.tenures.all())
+        return len(self.tenures) if self.active else 0
 
     def passes(self, request: Request, now: float) -> bool:
         """Whether the request may go on: its session has been let in, or it names none."""
@@ -92,7 +104,7 @@ class Gate:
         if key is None or not request.turn or tenures.of(key) is not None:
             return True
         tenure = tenures.of(request.parent)
-        if tenure is None and not self.line and self._fits(request.prompt_tokens):
+        if tenure is None and not self.line and self.fits(request.prompt_tokens):
             tenure = tenures.let_in(key if request.parent is None else request.parent, request.prompt_tokens, now)
         if tenure is None:
             return False
@@ -106,11 +118,10 @@ class Gate:
             return []
         self._looked_at = now
         self.pressure.look(self._balancer, now, self._pool)
-        drowning = self._drowns()
+        if self.pressure.ratio <= FLOODED:
+            self._afloat_at = now
         if not self.active:
-            if drowning and now >= self._control_at:
-                self._control_at = now + CONTROL_S
-                self._begin(now)
+            self._consider(now)
             return []
         self.line.forget_absent(now)
         if self.line:
@@ -119,12 +130,15 @@ class Gate:
             return self.open()
         if now >= self._control_at:
             self._control_at = now + CONTROL_S
-            self._control(drowning, now)
+            self._control()
+        self.tenures.count(min(STEPS, len(self.tenures) // int(CONTROL_S) + 1), now)
+        if self._falling:
+            self._send_back()
         return self._let_in(min(passed, LONGEST_LOOK_S), now)
 
     def open(self) -> list[Ticket]:
         """Act no more. The tickets of all that were held."""
-        self.active = False
+        self.active = self._falling = self._seeking = False
         self.tenures.clear()
         return self.line.clear()
 
@@ -133,41 +147,66 @@ class Gate:
     def _drowns(self) -> bool:
         return self.pressure.ratio > DROWNING and self.pressure.again > AGAIN
 
-    def _begin(self, now: float) -> None:
-        """Act, if the live sessions do not fit: all of them have been let in, and the limit is set below them."""
-        # Those used longest ago are let in first: among equals they are the first to go.
-        live = self.tenures.live(now)
-        self.capacity_tokens = self._capacity()
-        if not self.capacity_tokens or sum(live.values()) <= FITS * self.capacity_tokens:
+    def _bearable(self, now: float) -> float:
+        """The share of the caches' tokens that live contexts may take, as things are."""
+        if self._drowns():
+            return FITS
+        return 1.0 if now - self._afloat_at >= CONTROL_S else inf
+
+    def _consider(self, now: float) -> None:
+        """Act, if the live sessions are too many. Finding them may take several looks."""
+        if not self._seeking:
+            if self._bearable(now) == inf or now < self._control_at:
+                return
+            self._control_at = now + CONTROL_S
+            self.tenures.seek()
+            self._seeking = True
+        if self.tenures.find(STEPS, now):
             return
+        self._seeking = False
+        self.capacity_tokens = self._capacity()
+        if self.capacity_tokens and self.tenures.tokens > self._bearable(now) * self.capacity_tokens:
+            self._begin(now)
+        else:
+            self.tenures.clear()
+
+    def _begin(self, now: float) -> None:
+        """Act: all live sessions have been let in, and the limit is set below them."""
         self.active = True
         self.activations += 1
         self._crowded_at = now
-        self.tenures.begin(live, now)
+        self._control_at = now + CONTROL_S
         self.limit_tokens = float(self.tenures.tokens)
-        self._fall(now)
+        # While a flooded fleet computes what it never had, nothing tells how far to go: as far as is never too far.
+        self._fall(FALL if self._drowns() else FITS)
 
     def _capacity(self) -> int:
         """0 when an engine has not told its own: nothing is known to be too much then."""
         sizes = [max(r.cache.gpu_tokens or 0, r.cache.host_tokens or 0) for r in self._balancer.ready_in(self._pool)]
         return sum(sizes) if all(sizes) else 0
 
-    def _control(self, drowning: bool, now: float) -> None:
-        """Count what has been let in, and move the limit."""
+    def _control(self) -> None:
+        """Move the limit."""
         self.capacity_tokens = self._capacity()
-        self.tenures.count(now)
-        if drowning and self.capacity_tokens:
-            self._fall(now)
+        if self._drowns() and self.capacity_tokens:
+            self._fall(FALL)
         self.limit_tokens = max(self.limit_tokens, FITS * self.capacity_tokens)
 
-    def _fall(self, now: float) -> None:
-        """Lower the limit, and send sessions back until it is kept to: cold ones first, then new ones."""
+    def _fall(self, step: float) -> None:
+        """Lower the limit."""
+        lower = step * min(self.limit_tokens, self.tenures.tokens)
+        self.limit_tokens = max(lower, FITS * self.capacity_tokens)
+        self._falling = True
+
+    def _send_back(self) -> None:
+        """Keep to the limit: cold sessions go first, then new ones."""
         tenures = self.tenures
-        self.limit_tokens = max(FALL * min(self.limit_tokens, tenures.tokens), FITS * self.capacity_tokens)
-        for tenure in sorted(tenures.all(), key=lambda tenure: (tenures.is_warm(tenure, now), -tenure.since)):
-            if tenures.tokens <= self.limit_tokens:
+        for _ in range(STEPS):
+            tenure = tenures.first_to_go()
+            if tenure is None or tenures.tokens <= self.limit_tokens:
+                self._falling = False
                 return
-            tenures.send_back(tenure)
+            tenures.end(tenure)
             self.sent_back += 1
 
     # Letting in
@@ -176,30 +215,32 @@ class Gate:
         """Sessions whose turn it is and that fit; and those that have waited for the longest in the place of others."""
         tickets: list[Ticket] = []
         present = self.line.present(now)
-        if present and self.pressure.ratio < CALM:
+        if self.line and self.pressure.ratio < CALM:
             self.limit_tokens *= RISE**passed
         for key, held in present:
-            if not self._fits(held.tokens):
+            if not self.fits(held.tokens):
                 break
             tickets += self._admit(key, held, now)
         ready = self._balancer.ready_in(self._pool)
-        self._credit = min(self._credit + passed * len(ready) / EXCHANGE_S, MOST_EXCHANGES)
+        cold_s = max(1.0, self.pressure.cold_s)
+        self._credit = min(self._credit + EXCHANGING * passed * len(ready) / cold_s, MOST_EXCHANGES)
         while self._credit >= 1.0 and (overdue := self.line.overdue(now)) is not None and self._exchange(now):
             self._credit -= 1.0
             tickets += self._admit(*overdue, now)
         return tickets
 
-    def _fits(self, tokens: int) -> bool:
+    def fits(self, tokens: int) -> bool:
+        """Whether one more session of so many tokens can be let in."""
         if self.tenures.full:
             return False
         return not self.tenures or self.tenures.tokens + tokens <= self.limit_tokens
 
     def _exchange(self, now: float) -> bool:
         """End the longest tenure, if it is long enough."""
-        longest = min(self.tenures.all(), key=lambda tenure: tenure.since, default=None)
+        longest = self.tenures.oldest()
         if longest is None or now - longest.since < LEAST_TENURE_S:
             return False
-        self.tenures.send_back(longest)
+        self.tenures.end(longest)
         self.exchanges += 1
         return True
 

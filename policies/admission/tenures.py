@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
 
 from policies.directory import Branch, Directory
 
 IDLE_S = 300.0
 """A session unused for so long is not live: it gives up its place. Of the recorded pauses between turns 95 in 100 are
 shorter."""
+
+IDLE_COST = 0.1
+"""What it takes to pass over a session that is not live, to one that is counted."""
 
 
 class Tenure:
@@ -21,21 +25,31 @@ class Tenure:
         """Its own, and those of its sub-agents."""
         self.since = now
         self.tokens = tokens
-        """Of its live contexts, at the last count."""
+        """Of its live contexts, at its last count."""
 
 
 class Tenures:
-    """Of one gate. None while it does not act."""
+    """Of one gate. No call goes through all of them but `clear`: there may be more than can be counted between two
+    requests."""
 
     def __init__(self, directory: Directory, pool: str = "") -> None:
         self.tokens = 0
-        """Of all of them, as of the last count."""
+        """Of all of them, each as of its last count."""
         self._directory = directory
         self._pool = pool
         self._by_key: dict[bytes, Tenure] = {}
+        self._all: OrderedDict[Tenure, None] = OrderedDict()
+        """In the order in which they were let in."""
+        self._cold: OrderedDict[Tenure, None] = OrderedDict()
+        """Those whose context was not believed to be in a KV cache at their last count."""
+        self._turns: deque[Tenure] = deque()
+        """Whose turn to be counted it is; those that have ended are dropped when theirs comes."""
+        self._unseen: Iterator[bytes] = iter(())
+        """Keys of sessions that may be live."""
 
-    def __bool__(self) -> bool:
-        return bool(self._by_key)
+    def __len__(self) -> int:
+        """Sessions that have been let in."""
+        return len(self._all)
 
     @property
     def full(self) -> bool:
@@ -46,18 +60,38 @@ class Tenures:
         """The session that a key of its own, or of a sub-agent's, belongs to."""
         return None if key is None else self._by_key.get(key)
 
-    def all(self) -> list[Tenure]:
-        """Each once, in the order in which they were let in."""
-        return list({id(tenure): tenure for tenure in self._by_key.values()}.values())
+    def oldest(self) -> Tenure | None:
+        """The one let in longest."""
+        return next(iter(self._all), None)
 
-    def begin(self, live: dict[bytes, int], now: float) -> None:
-        """These have been let in, and no others: tokens by key."""
-        self._by_key = {key: Tenure(key, now, tokens) for key, tokens in live.items()}
-        self.tokens = sum(live.values())
+    def first_to_go(self) -> Tenure | None:
+        """The newest of the cold ones, or of all when none is cold."""
+        return next(reversed(self._cold or self._all), None)
+
+    def seek(self) -> None:
+        """Begin to look for the sessions that are live, to let in all of them."""
+        self.clear()
+        self._unseen = iter(self._directory.keys())
+
+    def find(self, most: int, now: float) -> bool:
+        """Let in so many of them; those known longest come first. False when all have been found."""
+        left = float(most)
+        for key in self._unseen:
+            branches = self._directory.branches(key, now)
+            if any(_is_live(branch, now) for branch in branches) and self._is_own(branches):
+                self._note(self.let_in(key, _tokens(branches, now), now), branches)
+                left -= 1.0
+            else:
+                left -= IDLE_COST
+            if left <= 0.0:
+                return True
+        return False
 
     def let_in(self, key: bytes, tokens: int, now: float) -> Tenure:
         """One more session."""
         self._by_key[key] = tenure = Tenure(key, now, tokens)
+        self._all[tenure] = None
+        self._turns.append(tenure)
         self.tokens += tokens
         return tenure
 
@@ -67,32 +101,29 @@ class Tenures:
             self._by_key[key] = tenure
             tenure.keys.append(key)
 
-    def send_back(self, tenure: Tenure) -> None:
+    def end(self, tenure: Tenure) -> None:
         """It has to wait again. What it has in flight goes on: it is its next request that waits."""
         self.tokens -= tenure.tokens
-        self._end(tenure)
+        del self._all[tenure]
+        self._cold.pop(tenure, None)
+        for key in tenure.keys:
+            del self._by_key[key]
 
     def clear(self) -> None:
         """None is left."""
+        self.tokens = 0
         self._by_key.clear()
-        self.tokens = 0
+        self._all.clear()
+        self._cold.clear()
+        self._turns.clear()
+        self._unseen = iter(())
 
-    def count(self, now: float) -> None:
-        """Count anew. Those that are not live any more give up their places."""
-        self.tokens = 0
-        for tenure in self.all():
-            self._count(tenure, now)
-
-    def live(self, now: float) -> dict[bytes, int]:
-        """Tokens of all sessions of the pool that are live, let in or not, by key; those used longest ago first."""
-        lately = list(self._directory.lately(now - IDLE_S))
-        return {key: _tokens(branches, now) for key, branches in reversed(lately) if self._is_own(branches)}
-
-    def is_warm(self, tenure: Tenure, now: float) -> bool:
-        """Whether most of its context is believed to be in a replica's KV cache."""
-        branches = self._directory.branches(tenure.keys[0], now)
-        held = max((home.tokens for branch in branches for home in branch.homes), default=0)
-        return 2 * held > tenure.tokens
+    def count(self, most: int, now: float) -> None:
+        """Count so many anew, whose turn it is. Those that are not live any more give up their places."""
+        for _ in range(min(most, len(self._turns))):
+            tenure = self._turns.popleft()
+            if tenure in self._all:
+                self._count(tenure, now)
 
     def _is_own(self, branches: Sequence[Branch]) -> bool:
         """Whether a session is the pool's: all its homes are in one."""
@@ -110,14 +141,21 @@ class Tenures:
                 tenure.keys.remove(key)
                 del self._by_key[key]
         if not alive:
-            self._end(tenure)
+            self.end(tenure)
             return
-        tenure.tokens = tokens or tenure.tokens
-        self.tokens += tenure.tokens
+        if tokens:
+            self.tokens += tokens - tenure.tokens
+            tenure.tokens = tokens
+        self._note(tenure, self._directory.branches(tenure.keys[0], now))
+        self._turns.append(tenure)
 
-    def _end(self, tenure: Tenure) -> None:
-        for key in tenure.keys:
-            del self._by_key[key]
+    def _note(self, tenure: Tenure, branches: Sequence[Branch]) -> None:
+        """Whether less than half of its context is believed to be in a replica's KV cache."""
+        held = max((home.tokens for branch in branches for home in branch.homes), default=0)
+        if 2 * held > tenure.tokens:
+            self._cold.pop(tenure, None)
+        elif tenure not in self._cold:
+            self._cold[tenure] = None
 
 
 def _is_live(branch: Branch, now: float) -> bool:

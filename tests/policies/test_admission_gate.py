@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from policies.admission import Admission, AdmissionConfig, Shed, ShedReason, Ticket
-from policies.admission.gate import LEAST_TENURE_S, OPEN_S
+from policies.admission.gate import CONTROL_S, FITS, LEAST_TENURE_S, OPEN_S, STEPS
 from policies.admission.line import ABSENT_S
 from policies.admission.tenures import IDLE_S
 from policies.balancer import Balancer, NoReplica
@@ -27,14 +27,19 @@ CAPACITY = 150_000
 class Scene:
     """Sessions that ask again when they are answered, a second apart. Time goes in seconds."""
 
-    def __init__(self, capacity: int | None = CAPACITY, cached: int | None = 1, **config: object) -> None:
+    def __init__(
+        self, capacity: int | None = CAPACITY, cached: int | None = 1, first_s: float = TURN_S - 1.0, **config: object
+    ) -> None:
         self.balancer: Balancer = fleet(make("session_affinity"), "a")
         self.admission = Admission(self.balancer, AdmissionConfig(**config))  # type: ignore[arg-type]
         self.cached = cached
         """Tokens that the engine says were cached; None: it does not say."""
+        self.first_s = first_s
+        """From request to first token."""
         self.now = 0.0
         self.at_work: dict[str, Lease] = {}
         self.waiting: dict[str, Ticket] = {}
+        self.again_at: dict[str, float] = {}
         self.turns: dict[str, int] = {}
         self.ended_at: dict[str, float] = {}
         self.longest_s = 0.0
@@ -54,7 +59,7 @@ class Scene:
         for _ in range(int(seconds)):
             self.now += 1.0
             for name, lease in list(self.at_work.items()):
-                if self.now - lease.opened_at >= TURN_S - 1.0:
+                if self.now - lease.opened_at >= self.first_s:
                     lease.first_token(self.now)
                 if self.now - lease.opened_at >= TURN_S:
                     lease.finish(DONE, Usage(PROMPT, self.cached, 50), self.now)
@@ -63,11 +68,11 @@ class Scene:
                     self.longest_s = max(self.longest_s, self.now - self.ended_at.get(name, self.now))
                     self.ended_at[name] = self.now
             for name in self.sessions:
-                if name not in self.at_work and name not in self.waiting:
+                if name not in self.at_work and name not in self.waiting and self.now >= self.again_at.get(name, 0.0):
                     try:
                         self._take(name, self.ask(name))
                     except Shed as shed:
-                        self.shed.append(shed)
+                        self._refused(name, shed)
             for ticket in self.admission.due(self.now):
                 name = (ticket.request.key or b"").decode()
                 self.waiting.pop(name, None)
@@ -75,7 +80,11 @@ class Scene:
                     self._take(name, ticket.lease)
                 else:
                     assert isinstance(ticket.error, Shed)
-                    self.shed.append(ticket.error)
+                    self._refused(name, ticket.error)
+
+    def _refused(self, name: str, shed: Shed) -> None:
+        self.shed.append(shed)
+        self.again_at[name] = self.now + shed.retry_after_s
 
     def _take(self, name: str, entered: Lease | Ticket) -> None:
         if isinstance(entered, Lease):
@@ -85,7 +94,7 @@ class Scene:
 
 
 def test_it_acts_past_the_cliff_and_holds_sessions_as_a_whole() -> None:
-    scene = Scene()
+    scene = Scene(max_wait_s=3000.0)
     scene.run(300, *"wxyz")
     gate = scene.admission.gate
     assert gate.active
@@ -105,8 +114,9 @@ def test_it_acts_past_the_cliff_and_holds_sessions_as_a_whole() -> None:
         pytest.param({"kv_gate": False}, id="off"),
         pytest.param({"capacity": 1_000_000}, id="all fits"),
         pytest.param({"capacity": None}, id="no capacity is told"),
-        pytest.param({"cached": PROMPT}, id="nothing is computed again"),
-        pytest.param({"cached": None}, id="engines do not tell what was cached"),
+        pytest.param({"cached": PROMPT, "first_s": 2.0}, id="nothing is computed again"),
+        pytest.param({"cached": None, "first_s": 2.0}, id="engines do not tell what was cached"),
+        pytest.param({"cached": None, "capacity": 220_000}, id="flooded, and all fits"),
     ],
 )
 def test_it_does_not_act_without_all_of_its_reasons(setting: dict[str, object]) -> None:
@@ -115,6 +125,75 @@ def test_it_does_not_act_without_all_of_its_reasons(setting: dict[str, object]) 
     assert not scene.admission.gate.active
     assert scene.admission.waiting == 0
     assert not scene.shed
+
+
+def test_it_acts_on_a_flood_before_anything_is_computed_again() -> None:
+    scene = Scene(cached=None)
+    scene.run(CONTROL_S - 5, *"wxyz")
+    gate = scene.admission.gate
+    assert not gate.active  # a burst is over sooner
+    scene.run(15)
+    assert gate.active
+    assert gate.pressure.again == 0.0
+    # Nothing tells how far to go: no further than is safe, and not again.
+    assert gate.limit_tokens == FITS * 4 * PROMPT
+    scene.run(300)
+    assert gate.limit_tokens == FITS * 4 * PROMPT
+    assert (gate.admitted, gate.held, gate.sent_back) == (3, 1, 1)
+
+
+def test_new_sessions_are_sent_back_before_old_ones() -> None:
+    scene = Scene(cached=None)
+    scene.run(10, *"wxy")
+    scene.run(50, "z")
+    assert set(scene.waiting) == {"z"}
+
+
+def test_room_is_taken_at_once_however_few_were_let_in_before() -> None:
+    scene = Scene(max_hold_s=LEAST_TENURE_S, max_wait_s=30.0)
+    scene.run(300, *"wxyz")
+    scene.run(3000, *map(str, range(20)))
+    assert scene.admission.gate.held > 20
+    scene.shed.clear()
+    scene.run(60)
+    assert scene.shed  # at the rate of late it would be long
+    scene.balancer.report(scene.balancer.replicas["a"], Load(scene.now, capacity_tokens=10**7), scene.now)
+    scene.run(CONTROL_S + 61)  # the limit is moved, and clients come again
+    assert scene.admission.gate.held == 0
+
+
+def test_the_limit_rises_while_those_who_were_refused_are_away() -> None:
+    scene = Scene(max_wait_s=5.0)
+    scene.run(300, *"wxyz")
+    scene.sessions = list(scene.at_work)
+    scene.waiting.clear()
+    scene.first_s = 1.0
+    scene.run(ABSENT_S - 60)
+    gate = scene.admission.gate
+    before = gate.limit_tokens
+    scene.run(20)
+    assert gate.held > 0
+    assert scene.admission.waiting == 0
+    assert gate.limit_tokens > before
+
+
+def test_a_look_goes_through_no_more_than_so_many_sessions() -> None:
+    scene = Scene(capacity=10 * PROMPT)
+    known = [f"s{i}".encode() for i in range(4 * STEPS)]
+    for key in known:
+        scene.balancer.acquire(Request(key=key, prompt_tokens=PROMPT), 1.0).finish(DONE, Usage(PROMPT, None, 1), 1.0)
+    scene.now = 1.0
+    tenures, gate, seen = scene.admission.gate.tenures, scene.admission.gate, []
+    tenures.seek()
+    while tenures.find(STEPS, scene.now):
+        seen.append(len(tenures))
+    assert seen == [STEPS, 2 * STEPS, 3 * STEPS, 4 * STEPS]
+    assert tenures.tokens == 4 * STEPS * (PROMPT + 1)
+    assert tenures.oldest() is tenures.of(known[0])
+    gate.active, gate.limit_tokens, gate._falling = True, 0.0, True
+    scene.admission.due(scene.now)
+    assert (gate.admitted, gate.sent_back) == (3 * STEPS, STEPS)
+    assert tenures.tokens == 3 * STEPS * (PROMPT + 1)
 
 
 def test_a_session_that_is_held_too_long_is_refused_with_the_reason_and_keeps_its_place() -> None:
@@ -200,7 +279,7 @@ def test_a_held_client_that_leaves_gives_its_place_at_once() -> None:
 
 
 def test_a_session_that_ends_gives_its_place_and_the_gate_opens_when_nobody_is_held() -> None:
-    scene = Scene()
+    scene = Scene(max_wait_s=3000.0)
     scene.run(300, *"wxyz")
     ended = set(scene.at_work)
     scene.sessions = [name for name in scene.sessions if name not in ended]
