@@ -162,38 +162,37 @@ def test_room_is_taken_at_once_however_few_were_let_in_before() -> None:
     assert scene.admission.gate.held == 0
 
 
-def test_the_limit_rises_while_those_who_were_refused_are_away() -> None:
-    scene = Scene(max_wait_s=5.0)
-    scene.run(300, *"wxyz")
-    scene.sessions = list(scene.at_work)
-    scene.waiting.clear()
-    scene.first_s = 1.0
-    scene.run(ABSENT_S - 60)
-    gate = scene.admission.gate
-    before = gate.limit_tokens
-    scene.run(20)
-    assert gate.held > 0
-    assert scene.admission.waiting == 0
-    assert gate.limit_tokens > before
-
-
 def test_a_look_goes_through_no_more_than_so_many_sessions() -> None:
-    scene = Scene(capacity=10 * PROMPT)
+    scene = Scene()
     known = [f"s{i}".encode() for i in range(4 * STEPS)]
     for key in known:
         scene.balancer.acquire(Request(key=key, prompt_tokens=PROMPT), 1.0).finish(DONE, Usage(PROMPT, None, 1), 1.0)
     scene.now = 1.0
-    tenures, gate, seen = scene.admission.gate.tenures, scene.admission.gate, []
+    gate, tenures, seen = scene.admission.gate, scene.admission.gate.tenures, []
     tenures.seek()
     while tenures.find(STEPS, scene.now):
         seen.append(len(tenures))
     assert seen == [STEPS, 2 * STEPS, 3 * STEPS, 4 * STEPS]
     assert tenures.tokens == 4 * STEPS * (PROMPT + 1)
     assert tenures.oldest() is tenures.of(known[0])
+    assert gate.admitted == 0  # it does not act yet
     gate.active, gate.limit_tokens, gate._falling = True, 0.0, True
     scene.admission.due(scene.now)
     assert (gate.admitted, gate.sent_back) == (3 * STEPS, STEPS)
     assert tenures.tokens == 3 * STEPS * (PROMPT + 1)
+
+
+def test_when_it_is_switched_off_while_it_counts_nothing_is_kept() -> None:
+    scene = Scene()
+    for i in range(2 * STEPS):
+        scene.balancer.acquire(Request(key=b"%d" % i, prompt_tokens=PROMPT), 0.0)
+    gate = scene.admission.gate
+    while not len(gate.tenures):
+        scene.now += 1.0
+        scene.admission.due(scene.now)
+    assert not gate.active
+    scene.admission.configure(AdmissionConfig(kv_gate=False), scene.now)
+    assert not len(gate.tenures)
 
 
 def test_a_session_that_is_held_too_long_is_refused_with_the_reason_and_keeps_its_place() -> None:
