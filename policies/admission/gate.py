@@ -28,8 +28,8 @@ CONTROL_S = 30.0
 """Between two changes of the limit, and how long a flood must last: half the time over which pressure is averaged."""
 
 FITS = 0.8
-"""Share of the caches' tokens that live contexts may take in any case: the rest is what ended sessions leave behind,
-and what is uneven between replicas."""
+"""Share of the caches' tokens that the limit is never below: the rest is what ended sessions leave behind, and what is
+uneven between replicas."""
 
 FLOODED, DROWNING, CALM = 1.0, 0.4, 0.1
 """Of `Pressure.ratio`: above the first a fleet is behind by more than a cold prefill, whether or not it computes again;
@@ -147,16 +147,13 @@ class Gate:
     def _drowns(self) -> bool:
         return self.pressure.ratio > DROWNING and self.pressure.again > AGAIN
 
-    def _bearable(self, now: float) -> float:
-        """The share of the caches' tokens that live contexts may take, as things are."""
-        if self._drowns():
-            return FITS
-        return 1.0 if now - self._afloat_at >= CONTROL_S else inf
+    def _overwhelmed(self, now: float) -> bool:
+        return self._drowns() or now - self._afloat_at >= CONTROL_S
 
     def _consider(self, now: float) -> None:
         """Act, if the live sessions are too many. Finding them may take several looks."""
         if not self._seeking:
-            if self._bearable(now) == inf or now < self._control_at:
+            if now < self._control_at or not self._overwhelmed(now):
                 return
             self._control_at = now + CONTROL_S
             self.tenures.seek()
@@ -165,7 +162,7 @@ class Gate:
             return
         self._seeking = False
         self.capacity_tokens = self._capacity()
-        if self.capacity_tokens and self.tenures.tokens > self._bearable(now) * self.capacity_tokens:
+        if 0 < self.capacity_tokens < self.tenures.tokens and self._overwhelmed(now):
             self._begin(now)
         else:
             self.tenures.clear()

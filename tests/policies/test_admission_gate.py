@@ -112,7 +112,7 @@ def test_it_acts_past_the_cliff_and_holds_sessions_as_a_whole() -> None:
     "setting",
     [
         pytest.param({"kv_gate": False}, id="off"),
-        pytest.param({"capacity": 1_000_000}, id="all fits"),
+        pytest.param({"capacity": 220_000}, id="all fits"),
         pytest.param({"capacity": None}, id="no capacity is told"),
         pytest.param({"cached": PROMPT, "first_s": 2.0}, id="nothing is computed again"),
         pytest.param({"cached": None, "first_s": 2.0}, id="engines do not tell what was cached"),

@@ -45,6 +45,14 @@ def test_past_the_cliff_those_let_in_are_served_as_below_it() -> None:
         assert by_reason[ShedReason.KV_FULL] > 0
 
 
+def test_more_sessions_than_fit_on_an_empty_fleet_do_not_flood_it() -> None:
+    """They come within five minutes: measured from when below the cliff it has worked off as many as there fit."""
+    below, alone, gated = ("fp8", 0.95), ("fp8", 1.5), ("fp8-gate", 1.5)
+    assert _sum("ttft_placed_p99_s", *alone) > 5 * _sum("ttft_placed_p99_s", *below)
+    assert _sum("ttft_placed_p99_s", *gated) <= 1.3 * _sum("ttft_placed_p99_s", *below)
+    assert _sum("tokens_per_s", *gated) >= 0.85 * _sum("tokens_per_s", *below)
+
+
 @pytest.mark.parametrize("name", ["int4", "fp8", "int4-nohost", "fp8-nohost"])
 def test_below_the_cliff_nothing_changes(name: str) -> None:
     alone, gated = _run(name, 0.8, 31, 300.0), _run(f"{name}-gate", 0.8, 31, 300.0)
