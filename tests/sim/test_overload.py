@@ -65,8 +65,13 @@ def test_a_session_that_waits_gets_the_place_of_one_that_was_served() -> None:
     longest = figures["let_in_longest_s"]
     assert isinstance(longest, float)
     assert int(str(figures["gate_exchanges"])) > 10
-    assert longest < 900.0
-    assert float(str(figures["sessions_served_share"])) > 0.9
+    # Exchanges take a tenth of the fleet's time, so that at 150 % of what fits turns come later than `max_hold_s`.
+    assert longest < 1500.0
+    assert float(str(figures["sessions_served_share"])) > 0.75
+    never = _run("int4-gate", 1.5, 32, 1800.0, max_hold_s=86_400).figures
+    assert never["gate_exchanges"] == 0
+    assert float(str(never["sessions_served_share"])) < 0.75
+    assert longest < float(str(never["let_in_longest_s"]))
 
 
 def test_caps_hold_in_the_whole_run_and_all_is_given_back() -> None:
