@@ -19,8 +19,10 @@ SEEDS = (32, 33)
 
 
 @cache
-def _run(name: str, load: float, seed: int, measured_s: float = 600.0, **admission: float) -> Result:
-    changes: dict[str, object] = {"load": load, "fleet.count": 4, "measured_s": measured_s}
+def _run(
+    name: str, load: float, seed: int, measured_s: float = 600.0, warm_up_s: float = 600.0, **admission: float
+) -> Result:
+    changes: dict[str, object] = {"load": load, "fleet.count": 4, "measured_s": measured_s, "warm_up_s": warm_up_s}
     changes |= {f"admission.{key}": value for key, value in admission.items()}
     return run(Job(find(name, changes), Candidate("session_affinity"), seed))
 
@@ -45,12 +47,14 @@ def test_past_the_cliff_those_let_in_are_served_as_below_it() -> None:
         assert by_reason[ShedReason.KV_FULL] > 0
 
 
-def test_more_sessions_than_fit_on_an_empty_fleet_do_not_flood_it() -> None:
-    """They come within five minutes: measured from when below the cliff it has worked off as many as there fit."""
-    below, alone, gated = ("fp8", 0.95), ("fp8", 1.5), ("fp8-gate", 1.5)
-    assert _sum("ttft_placed_p99_s", *alone) > 5 * _sum("ttft_placed_p99_s", *below)
-    assert _sum("ttft_placed_p99_s", *gated) <= 1.3 * _sum("ttft_placed_p99_s", *below)
-    assert _sum("tokens_per_s", *gated) >= 0.85 * _sum("tokens_per_s", *below)
+def test_more_sessions_than_fit_do_not_flood_an_empty_fleet() -> None:
+    """They come within five minutes. Measured from when a fleet below the cliff has worked off most of its own."""
+
+    def p99(name: str, load: float) -> float:
+        return sum(_run(name, load, seed, 420.0, 510.0).value("ttft_placed_p99_s") for seed in SEEDS)
+
+    assert p99("fp8", 1.5) > 10 * p99("fp8", 0.95)
+    assert p99("fp8-gate", 1.5) < 3 * p99("fp8", 0.95)
 
 
 @pytest.mark.parametrize("name", ["int4", "fp8", "int4-nohost", "fp8-nohost"])
