@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from policies.admission import AdmissionConfig
+from policies.admission.gate import STEPS
 from policies.round_robin import RoundRobin
 from policies.types import Choice, Load, Replica, Request
 from tests.fakes.client import Answer, RawClient, get, post
@@ -216,12 +217,16 @@ async def test_the_log_says_when_the_kv_gate_acts_and_when_it_is_open(
     assert (await client.answer()).status == 200
     now, room = router.proxy.clock(), router.proxy.room
     router.balancer.report(router.replica("a"), Load(now, capacity_tokens=500), now)
-    room.admission.gate._begin(now)
+    gate = room.admission.gate
+    gate.tenures.seek()
+    assert not gate.tenures.find(STEPS, now)
+    gate.capacity_tokens = gate._capacity()
+    gate._begin(now)
     await eventually(lambda: bool(logged(caplog, "warmroute.proxy")))
     room.admission.configure(AdmissionConfig(kv_gate=False), now)
     room.look()
     assert [record.getMessage() for record in logged(caplog, "warmroute.proxy")] == [
-        "the KV gate acts: live sessions do not fit the KV caches of 500 tokens, and are let in up to 920",
+        "the KV gate acts: live sessions do not fit the KV caches of 500 tokens, and are let in up to 800",
         "the KV gate is open: no session is held back any more",
     ]
 
