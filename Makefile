@@ -52,7 +52,7 @@ test-clients: setup ## Tests with real coding agents (installs them into .client
 test-compiled: setup ## Tests of core, data path and simulator as compiled (compiles first, as below)
 	scripts/test-compiled
 
-compiled: setup ## warmroute with half the CPU for a small request, compiled into .compiled (needs a C compiler)
+compiled: setup ## warmroute and its simulator with half the CPU, compiled into .compiled (needs a C compiler)
 	scripts/compile
 
 fuzz: setup ## Feed the data path hostile bytes for FUZZ_S seconds (600), from case FUZZ_SEED on
