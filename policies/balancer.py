@@ -97,18 +97,22 @@ class Balancer:
     def within(self, pool: str) -> Iterable[Replica]:
         """All replicas of one pool."""
         replicas = self.replicas.values()
-        return [r for r in replicas if r.pool == pool] if self._pools else replicas
+        return replicas if self._alone(pool) else [r for r in replicas if r.pool == pool]
+
+    def _alone(self, pool: str) -> bool:
+        """Whether all that there is is of that pool: it is the default one, and no other has a replica."""
+        return not self._pools and not pool
 
     def under_way(self, pool: str) -> tuple[int, int]:
         """Requests in flight in one pool, and their prompt tokens."""
-        if not self._pools:
+        if self._alone(pool):
             return self.in_flight, self.in_flight_tokens
         counts = self.counts(pool)
         return counts.in_flight, counts.in_flight_tokens
 
     def counts(self, pool: str) -> Counts:
         """What one pool has done and has under way. What left it is not in them, where there are several."""
-        if not self._pools:
+        if self._alone(pool):
             regretted = sum(self.regret.elsewhere.values()) + sum(self.regret.evicted.values())
             return Counts(self.leases, self.in_flight, self.in_flight_tokens, self.pending, self.prefilled_s, regretted)
         each = [

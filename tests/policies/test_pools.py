@@ -107,6 +107,22 @@ def test_reasons_why_there_is_none_are_of_the_pool() -> None:
         balancer.explain(Request(pool=SMALL), 5.0)
 
 
+def test_the_default_pool_is_not_another_though_no_other_has_a_replica() -> None:
+    balancer = fleet(make("session_affinity"), "ab")
+    lease = balancer.acquire(Request(prompt_tokens=100), 1.0)
+    for leaves in (False, True):
+        if leaves:
+            balancer.join(Replica("z", pool=SMALL), 2.0)
+            balancer.leave("z", 3.0)
+        with pytest.raises(NoReplica, match="no_replicas"):
+            balancer.acquire(Request(pool=SMALL), 4.0)
+        assert not list(balancer.within(SMALL))
+        assert balancer.under_way(SMALL) == (0, 0)
+        assert sum(balancer.counts(SMALL)) == 0
+        assert balancer.under_way("") == (1, 100)
+    lease.finish(DONE, None, 5.0)
+
+
 def test_a_change_in_one_pool_leaves_the_others_candidates_the_very_same() -> None:
     """Policies know a fleet by the tuple: making vectors of a large one anew for each change elsewhere would cost."""
     balancer = pooled()
