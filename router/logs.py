@@ -52,7 +52,7 @@ def line(exchange: Exchange, outcome: Outcome, usage: Usage | None, now: float) 
     identity = exchange.identity
     if identity is not None:
         out.rule = identity.rule
-        if (pools := exchange.proxy.pools) is not None:
+        if (pools := exchange.pools) is not None:
             out.pool = pools.shown(exchange.request.pool)
         if identity.key is not None:
             out.session = identity.key.hex()

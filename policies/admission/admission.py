@@ -69,9 +69,21 @@ class Admission:
 
     def cancel(self, ticket: Ticket, now: float) -> None:
         """Its client has left. Does nothing when it is settled."""
-        if ticket in self._tickets:
-            self._take_out(ticket)
+        if self.withdraw(ticket):
             self.left += 1
+
+    def withdraw(self, ticket: Ticket) -> bool:
+        """It is to wait elsewhere. False when it is settled."""
+        waits = ticket in self._tickets
+        if waits:
+            self._take_out(ticket)
+        return waits
+
+    def inherit(self, other: Admission) -> None:
+        """Count as one's own what another has done that is no more."""
+        self.waited += other.waited
+        self.left += other.left
+        self.gate.activations += other.gate.activations
 
     def due(self, now: float) -> list[Ticket]:
         """Those that have been placed or refused by now, each with a lease or an error.

@@ -64,7 +64,7 @@ class Shed(Exception):
 
 
 class Ticket:
-    """A request that waits. Settled once: by `Admission.due`, with a lease or an error, or by `cancel`."""
+    """A request that waits. Settled once: by `Admission.due`, with a lease or an error, or by `cancel` or `withdraw`."""
 
     __slots__ = (
         "_admission",
@@ -103,6 +103,10 @@ class Ticket:
     def cancel(self, now: float) -> None:
         """Its client has left. Does nothing when it is settled."""
         self._admission.cancel(self, now)
+
+    def withdraw(self) -> None:
+        """It is to wait elsewhere. Does nothing when it is settled."""
+        self._admission.withdraw(self)
 
 
 class Room:

@@ -280,6 +280,11 @@ class Downstream:
         if self._queue and self.paused_since is None and self._queue[0].phase is Phase.REQUEST:
             self._queue[0].start()
 
+    def pools_changed(self) -> None:
+        """What waits for a place chooses among those that there are now."""
+        if self._queue:
+            self._queue[0].pools_changed()
+
     def break_off(self, exchange: Exchange) -> None:
         """The answer cannot be completed: end the connection so that it is not taken for whole."""
         self._discarding = self.closing = True

@@ -90,6 +90,7 @@ class Exchange:
         "method",
         "path",
         "phase",
+        "pools",
         "preflight",
         "priority",
         "proxy",
@@ -153,6 +154,8 @@ class Exchange:
         """When the request had arrived whole, seconds."""
 
         # Where it goes
+        self.pools: Pools | None = None
+        """Those that it chose its own among; None where there is no choice."""
         self.identity: Identity | None = None
         self.priority = Priority.NORMAL
         self.ticket: Ticket | None = None
@@ -221,10 +224,13 @@ class Exchange:
         if proxy.priority_header and not self._take_priority(proxy.priority_header):
             self.refuse(errors.PRIORITY)
             return
-        if proxy.pools is not None and not self._take_pool(proxy.pools):
-            self.refuse(errors.unknown_pool(proxy.pools.names))
-            return
-        proxy.budget.earn()
+        if self._choose_pool():
+            proxy.budget.earn()
+            self._find_place(route)
+
+    def _find_place(self, route: guard.Route) -> None:
+        """By what is known of it here, or at other routers."""
+        proxy = self.proxy
         self._identify(route)
         if proxy.sharing is not None and (self.request.turn or self.request.response is not None):
             self.claim = proxy.sharing.ask(self.request, self.received_at, self._dispatch)
@@ -241,6 +247,37 @@ class Exchange:
                     return False
                 self.priority = priority
         return True
+
+    def pools_changed(self) -> None:
+        """What waits must not be sent to replicas that stood for its pool once: it is placed anew, if it has no place.
+
+        Not at once: the pools are a part of what is being put in force.
+        """
+        ticket, self.ticket = self.ticket, None
+        claim, self.claim = self.claim, None
+        if ticket is not None:
+            ticket.withdraw()
+            self._waited(ticket, self.proxy.clock())
+        if claim is not None:
+            claim.placed(None)
+        if ticket is not None or claim is not None:
+            self.proxy.loop.call_soon(self._choose_again)
+
+    def _choose_again(self) -> None:
+        """Among the pools that there are now. Whom it has tried stays tried."""
+        if self.finished:
+            return  # the client has left
+        self.request = Request(failed=self.request.failed)
+        if self._choose_pool():
+            self._find_place(guard.route(self.target))
+
+    def _choose_pool(self) -> bool:
+        """False when it names one that there is not, and is refused."""
+        self.pools = self.proxy.pools
+        if self.pools is None or self._take_pool(self.pools):
+            return True
+        self.refuse(errors.unknown_pool(self.pools.names))
+        return False
 
     def _take_pool(self, pools: Pools) -> bool:
         """From the header that names one, else by the model that the body asks for. False when there is none such."""
@@ -279,7 +316,7 @@ class Exchange:
         request.blocks = identity.blocks
         request.turn = self.body_bytes > 0 and route.turn
         request.prompt_tokens = self.body_bytes // BYTES_PER_TOKEN if request.turn else 0
-        self.admitted = self.body_bytes == 0  # a list of models costs an engine nothing: it need not wait
+        self.admitted |= self.body_bytes == 0  # a list of models costs an engine nothing: it need not wait
         if route.response is not None:
             self._name_response(route.response)
 
@@ -314,13 +351,16 @@ class Exchange:
         """Its turn has come in the wait room, for better or worse."""
         self.ticket = None
         now = self.proxy.clock()
-        self.queued_s = now - ticket.entered_at
+        self._waited(ticket, now)
         if ticket.lease is None:
             self._unplaced(ticket.error)
         elif self.finished:  # the client left as it was called
             ticket.lease.finish(OUTCOMES[Cause.CLIENT, Phase.QUEUE], None, now)
         else:
             self._placed(ticket.lease, now)
+
+    def _waited(self, ticket: Ticket, now: float) -> None:
+        self.queued_s = (self.queued_s or 0.0) + now - ticket.entered_at
 
     def _unplaced(self, error: Exception | None) -> None:
         if isinstance(error, Shed):
@@ -604,7 +644,10 @@ class Exchange:
         else:
             proxy.metrics.redispatched(why)
             self._opening = None
-            self._dispatch()
+            if self.pools is proxy.pools:
+                self._dispatch()
+            else:
+                self._choose_again()
 
     def _struck(self, replica: Replica, why: str) -> tuple[Replica, ...]:
         """What this request is not to try again: the replica, and unless only its queue is full, all ranks beside it.

@@ -122,14 +122,15 @@ class Proxy:
         self.prepare(settings)()
         self.room = Room(self, Admission(balancer, settings.admission.config()))
         self.priority_header = settings.admission.priority
-        self.pools: Pools | None
+        self.downstreams: set[Downstream] = set()
+        self.pools: Pools | None = None
         """None where there is only one."""
+        self._pool_names: tuple[str, ...] = ()
         self.choose_pools(Pools(settings.pools))
         self.tracing: Tracing | None = None
         """Set when requests are traced."""
         self.sharing: Sharing | None = None
         """Set when there are other routers to share with."""
-        self.downstreams: set[Downstream] = set()
         self.body_bytes = 0
         """Request bodies held at present, bytes."""
         self.draining = False
@@ -182,9 +183,13 @@ class Proxy:
         return commit
 
     def choose_pools(self, pools: Pools) -> None:
-        """Have requests choose among these from now on."""
+        """Have requests choose among these from now on, those that wait, too."""
+        before, self._pool_names = self._pool_names, pools.names
         self.pools = pools if pools.several else None
-        self.room.serve(pools.all)
+        if before != pools.names:
+            for downstream in self.downstreams:
+                downstream.pools_changed()
+        self.room.serve(pools.all, anew=bool(before and pools.names) and before[0] != pools.names[0])
 
     def start(self) -> None:
         """Begin sweeping. To be called in the running loop, before the first connection."""

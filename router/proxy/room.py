@@ -41,12 +41,20 @@ class Room:
         """Of every pool."""
         return [self.admission, *self.pools.values()]
 
-    def serve(self, pools: Iterable[str]) -> None:
-        """There are these from now on. One that is no more ends when nobody waits for it."""
+    def serve(self, pools: Iterable[str], *, anew: bool) -> None:
+        """There are these from now on, by the core's names, and nobody waits in one that is no more.
+
+        `anew`: the names stand for others than before, and what was seen of these tells nothing.
+        """
         config, balancer = self.admission.config, self._proxy.balancer
-        self.pools = {name: each for name, each in self.pools.items() if name in pools or each.waiting} | {
-            name: self.pools.get(name) or Admission(balancer, config, name) for name in pools if name
-        }
+        kept = {} if anew else {name: each for name, each in self.pools.items() if name in pools}
+        gone = [each for name, each in self.pools.items() if name not in kept]
+        if anew:
+            gone.append(self.admission)
+            self.admission = Admission(balancer, config)
+        for each in gone:
+            self.admission.inherit(each)
+        self.pools = {name: kept.get(name) or Admission(balancer, config, name) for name in pools if name}
 
     def configure(self, config: AdmissionConfig, now: float) -> None:
         """Keep to something else from now on, each pool for itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 
@@ -9,10 +10,13 @@ import pytest
 
 from policies.types import Replica
 from router.identity import model
+from router.pools import Pools
 from router.proxy import exchange
+from router.settings import ModelsSettings
 from tests.fakes.client import get, post
 from tests.fakes.proxied import Proxied
-from tests.fakes.upstream import REFUSING, Script, always, ok
+from tests.fakes.upstream import REFUSING, Peer, Script, always, ok
+from tests.fakes.wire import eventually
 from tests.proxy.conftest import Warm
 
 POOLS = [{"name": "large", "models": ["glm*"]}, {"name": "small", "models": ["*haiku"]}]
@@ -48,6 +52,47 @@ async def test_when_all_of_its_pool_fail_it_is_refused_though_others_are_well(wa
     assert (answer.status, answer.header("x-warmroute-reason")) == (503, "all_failed")
     assert router.upstreams[0].requests == []
     assert (await client.ask(asking("glm-5"))).body == b"a"
+
+
+async def test_a_request_that_is_sent_again_goes_to_the_pool_that_is_its_own_by_then(warm: Warm) -> None:
+    """Pools are renamed and change places while it is under way; that of its model is the first one now."""
+    changed = asyncio.Event()
+
+    async def dying(peer: Peer) -> None:
+        await peer.request()
+        await changed.wait()
+        peer.transport.abort()
+
+    router = await pooled(warm, always(ok(b"a")), dying, small="b")
+    client = await router.client()
+    client.send(asking("haiku"))
+    await eventually(lambda: router.balancer.replicas["b"].in_flight == 1)
+    a, b = (router.balancer.leave(name, 1.0) for name in "ab")
+    router.balancer.join(Replica("b", address=a.address), 1.0)
+    router.balancer.join(Replica("a", pool="large", address=b.address), 1.0)
+    router.proxy.choose_pools(Pools([ModelsSettings.model_validate(each) for each in POOLS[::-1]]))
+    changed.set()
+    answer = await client.answer()
+    assert (answer.body, answer.header("x-warmroute-replica")) == (b"a", "b")
+    assert [(line["pool"], line["tries"]) for line in await router.lines()] == [("small", 2)]
+
+
+async def test_the_log_names_the_pool_that_a_stream_was_begun_in(warm: Warm) -> None:
+    changed = asyncio.Event()
+
+    async def slow(peer: Peer) -> None:
+        await peer.request()
+        await changed.wait()
+        peer.send(ok(b"a"))
+
+    router = await pooled(warm, slow, always(ok(b"b")), small="b")
+    client = await router.client()
+    client.send(asking("glm"))
+    await eventually(lambda: router.replica("a").in_flight == 1)
+    router.proxy.choose_pools(Pools([ModelsSettings.model_validate(each) for each in POOLS[::-1]]))
+    changed.set()
+    assert (await client.answer()).body == b"a"
+    assert [line["pool"] for line in await router.lines()] == ["large"]
 
 
 @pytest.mark.parametrize("filler", ["", "x" * 500_000], ids=["small", "large"])

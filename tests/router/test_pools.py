@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sim.replay import replay
 from tests.control.test_metrics import parse, total
 from tests.fakes.client import Answer, RawClient, get, post
-from tests.fakes.operated import Operated
+from tests.fakes.operated import LIMIT_S, Operated
+from tests.fakes.waiting import until
 
 POOLS = [{"name": "large", "models": ["claude-opus-*", "glm"]}, {"name": "small", "models": ["*haiku*"]}]
 
@@ -184,6 +188,53 @@ async def test_a_reload_moves_a_replica_between_pools(operated: Operated) -> Non
     assert await operated.ends_whole(client), "what ran there ends in its own time"
     assert await where(operated, "unknown", "s") not in (replica, "z")
     assert {await where(operated, "haiku", f"s{n}") for n in range(8)} == {replica, "z"}
+
+
+RENAMED = [{"name": "tiny", "models": ["*haiku*"]}, {"name": "big", "models": ["glm"]}]
+"""And in another order: the first pool is another model's."""
+
+
+@pytest.mark.parametrize("pools", [POOLS[::-1], RENAMED], ids=["reordered", "renamed"])
+async def test_who_waits_while_pools_change_is_served_by_its_own(operated: Operated, pools: list[Any]) -> None:
+    await start(operated, "a", "z", admission={"max_running_per_replica": 1, "max_wait_s": LIMIT_S})
+    operated.hold()
+    busy = [asyncio.create_task(ask(operated, model)) for model in ("glm", "haiku")]
+
+    async def waiting() -> list[int]:
+        fleet = (await operated.admin.get("/overview")).json()["fleet"]
+        return [fleet["in_flight"], fleet["waiting"]]
+
+    await until(waiting, lambda found: found == [2, 0], LIMIT_S, "both replicas are at their cap")
+    models = ("glm", "haiku") * 3
+    waits = [asyncio.create_task(ask(operated, model)) for model in models]
+    await until(waiting, lambda found: found == [2, 6], LIMIT_S, "all others wait")
+    first, second = (pool["name"] for pool in pools)
+    operated.write(**members(operated, **{second: "a", first: "z"}) | {"pools": pools})
+    (await operated.reload()).raise_for_status()
+    operated.let_go()
+    answers = [await each for each in (*busy, *waits)]
+    assert [answer.status for answer in answers] == [200] * 8
+    assert [answer.header("x-warmroute-replica") for answer in answers] == ["a", "z"] * 4
+    waited = total(parse((await operated.admin.get("/metrics")).text), "warmroute_left_requests_total")
+    assert waited == 0, "no client has left"
+
+
+async def test_what_was_counted_of_a_pool_that_is_removed_stays_counted(operated: Operated) -> None:
+    """Else it would look to Prometheus as if the router had been started anew."""
+    await start(operated, "a", "z", admission={"max_running_per_replica": 1, "max_wait_s": LIMIT_S})
+    operated.hold()
+    asked = [asyncio.create_task(ask(operated, "haiku")) for _ in range(3)]
+
+    async def figure(name: str) -> float:
+        return total(parse((await operated.admin.get("/metrics")).text), name)
+
+    await until(lambda: figure("warmroute_waiting_requests"), lambda count: count == 2, LIMIT_S, "two wait")
+    operated.let_go()
+    assert [(await each).status for each in asked] == [200] * 3
+    assert await figure("warmroute_waited_requests_total") == 2
+    operated.write(pools=[], replicas=[{"id": "a", "url": operated.replicas["a"].upstream.url}])
+    (await operated.reload()).raise_for_status()
+    assert await figure("warmroute_waited_requests_total") == 2
 
 
 async def test_a_reload_with_a_pool_that_is_none_changes_nothing(operated: Operated) -> None:
