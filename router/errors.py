@@ -28,11 +28,17 @@ def unavailable(reason: str, message: str) -> Refusal:
 
 
 NO_REPLICA = {
-    "no_replicas": unavailable("no_replicas", "No replica is configured. Add one with --replica URL or in `replicas`."),
+    "no_replicas": unavailable(
+        "no_replicas",
+        "No replica that could serve this is configured. Add one with --replica URL or in `replicas`, where there are "
+        "pools to its own.",
+    ),
     "all_draining": unavailable(
         "all_draining", "Every replica that could serve this is draining or not ready. Try again shortly."
     ),
-    "all_ejected": unavailable("all_ejected", "No replica is healthy. See /replicas on the admin port."),
+    "all_ejected": unavailable(
+        "all_ejected", "No replica that could serve this is healthy. See /replicas on the admin port."
+    ),
     "all_failed": unavailable("all_failed", "Every replica that could serve this failed. Try again shortly."),
 }
 """By the reason of policies.balancer.NoReplica."""

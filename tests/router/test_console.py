@@ -149,7 +149,9 @@ def test_another_server_in_its_place_is_told_in_a_line() -> None:
 def test_without_a_replica_there_is_nothing_to_explain(router: Router) -> None:
     done = console("explain", "--session", "s", "--admin", router.admin_url)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "warmroute: No replica is configured. Add one with --replica URL or in `replicas`.\n"
+    assert done.stderr.startswith(
+        "warmroute: No replica that could serve this is configured. Add one with --replica URL"
+    )
 
 
 @pytest.mark.parametrize(

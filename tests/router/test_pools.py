@@ -65,6 +65,9 @@ async def test_the_model_decides_and_the_header_before_it(operated: Operated) ->
     assert (await client.ask(get("/v1/models", "x-warmroute-pool: small"))).header("x-warmroute-replica") in ("y", "z")
     passed = operated.replicas["y"].upstream.requests + operated.replicas["z"].upstream.requests
     assert "small" in {request.header("x-warmroute-pool") for request in passed}, "it goes on to the replica"
+    twice = [("x-warmroute-pool", "large"), ("x-warmroute-pool", "small")]  # as when a gateway adds its own at the end
+    assert await where(operated, "glm", "", *(f"{name}: {value}" for name, value in twice)) in "yz"
+    assert (await operated.admin.get("/explain", headers=twice)).json()["pool"] == "small"
     refused = await ask(operated, "glm", "", "x-warmroute-pool: smal")
     assert (refused.status, refused.header("x-warmroute-reason")) == (400, "unknown_pool")
     assert "large, small" in json.loads(refused.body)["error"]["message"]
