@@ -64,7 +64,7 @@ class Shed(Exception):
 
 
 class Ticket:
-    """A request that waits. Settled once: by `Admission.due`, with a lease or an error, or by `cancel` or `withdraw`."""
+    """A request that waits. Settled once: by `Admission.due`, with a lease or an error, by `cancel` or `withdraw`."""
 
     __slots__ = (
         "_admission",

@@ -324,6 +324,7 @@ class Exchange:
         """Which response it goes on from or asks for, and whether its answer is one. `named`: by the path."""
         identity = self.identity
         assert identity is not None
+        self.admitted |= bool(named)  # nor does that, whatever its body: a few clients send one, as {}
         if not named and self.body_bytes and not identity.encoded:
             body = self._whole_body()
             named = responses.previous(body)

@@ -89,6 +89,9 @@ _REPEATABLE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"PUT", 
 """Idempotent by RFC 9110, section 9.2.2."""
 
 
+_ACTIONS = ("cancel", "input_items")
+"""What may stand behind a response's id. Anything else may be the id itself, behind slashes that servers fold."""
+
 MAX_CACHED_BYTES = 64
 """Longer targets are not remembered: clients choose them, and thousands of long ones would fill memory."""
 
@@ -124,9 +127,11 @@ def route(target: bytes) -> Route:
 def shown(target: bytes) -> str:
     """The target's path for logs, cut to a length. A response's id is left out: who has it can read the response."""
     path = target.split(b"?", 1)[0][:256].decode("latin-1")
-    before, responses, rest = path.partition("/responses/")
+    before, _, rest = path.partition("/responses/")
+    if not rest:  # unless it is written otherwise, with an escape or another slash
+        return "/v1/responses/{id}" if route(target).response else path
     _, slash, action = rest.partition("/")
-    return f"{before}{responses}{{id}}{slash}{action}" if rest else path
+    return f"{before}/responses/{{id}}{slash}{action}" if action in _ACTIONS else f"{before}/responses/{{id}}"
 
 
 def is_repeatable(method: bytes, route: Route) -> bool:

@@ -203,6 +203,8 @@ async def test_a_full_issuer_is_neither_passed_by_nor_overrun(warm: Warm) -> Non
     refused = await ask(router, post(RESPONSES, b'{"input": "x", "previous_response_id": "resp_1"}'))
     assert (refused.status, refused.header("x-warmroute-reason")) == (503, "wait_too_long")
     assert (await ask(router, post(RESPONSES, b'{"input": "x"}'))).header("x-warmroute-replica") == "b"
+    cancelled = await ask(router, post(f"{RESPONSES}/resp_1/cancel", b"{}"))  # is no work, though it has a body
+    assert (cancelled.status, cancelled.header("x-warmroute-replica")) == (200, "a")
 
 
 async def test_they_are_bounded_and_the_one_used_last_stays(warm: Warm, engines: list[Emulator]) -> None:
@@ -233,6 +235,37 @@ async def test_no_id_is_written_anywhere(warm: Warm, engines: list[Emulator]) ->
     written = repr((lines, heard, store._sessions, list(router.balancer.responses.lately(0))))
     assert "response:" in written
     assert "resp_" not in written
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{RESPONSES}/ID",
+        f"{RESPONSES}/ID/cancel",
+        f"{RESPONSES}/ID/x/ID",
+        "/v1/%72esponses/ID",
+        "/v1/responses%2FID",
+        "/v1//responses//ID",
+        "/v1/responses/./ID",
+        "/responses/x/v1/responses/ID",
+        "/v1/x/../responses/ID",
+    ],
+)
+async def test_however_its_path_is_written_no_id_is_logged(warm: Warm, path: str) -> None:
+    """A server before the engine may fold slashes, and any takes escapes for what they stand for."""
+    router = await warm(always(ok(b"{}")))
+    name = "resp_0123456789abcdef"
+    await ask(router, get(path.replace("ID", name)))
+    (line,) = await router.lines()
+    assert name not in repr(line)
+    assert "{id}" in line["path"]
+
+
+@pytest.mark.parametrize("path", [RESPONSES, f"{RESPONSES}/", "/v1/models", "/v1/%72esponses", "/x%2Fy"])
+async def test_a_path_without_an_id_is_logged_as_it_is(warm: Warm, path: str) -> None:
+    router = await warm(always(ok(b"{}")))
+    await ask(router, get(path))
+    assert [line["path"] for line in await router.lines()] == [path]
 
 
 async def test_several_routers_know_each_others(warm: Warm, engines: list[Emulator]) -> None:
