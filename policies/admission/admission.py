@@ -59,7 +59,7 @@ class Admission:
         Not for one that a replica has failed: `Balancer.acquire` places it at once, as it has waited before.
         """
         balancer, gate = self._balancer, self.gate
-        if not self._watchful or (not balancer.ready_in(self.pool) and balancer.stays(request, now) is None):
+        if not self._watchful or (not balancer.ready_in(self.pool) and self._alone(request, now) is None):
             return balancer.acquire(request, now)  # with none to wait for it says why
         if gate.active and not gate.passes(request, now):
             return self._hold(request, now, priority)
@@ -215,9 +215,14 @@ class Admission:
         if not full or ((issuer := balancer.issuer(request, now)) is not None and issuer not in full):
             return full
         able = set(balancer.ready_in(self.pool))
-        if (finishing := balancer.stays(request, now)) is not None:
-            able.add(finishing)
+        if (alone := self._alone(request, now)) is not None:
+            able.add(alone)
         return None if able and able.issubset(full) else full
+
+    def _alone(self, request: Request, now: float) -> Replica | None:
+        """The one replica that may take it though it is not ready: it has its response, or finishes its session."""
+        issuer = self._balancer.issuer(request, now)
+        return self._balancer.stays(request, now) if issuer is None else issuer
 
     def _acquire(self, request: Request, full: tuple[Replica, ...], now: float) -> Lease:
         if not full:

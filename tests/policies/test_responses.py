@@ -96,6 +96,29 @@ def test_an_issuer_that_finishes_has_room_though_all_others_are_full() -> None:
     assert isinstance(admission.enter(Request(prompt_tokens=10, response=KEY), 1.0), Ticket), "now all are full"
 
 
+@pytest.mark.parametrize("others", ["full", "out"])
+def test_a_cap_holds_for_an_issuer_that_finishes(others: str) -> None:
+    """It waits where no other can take what comes: nobody is held up by it."""
+    balancer = fleet()
+    admission = Admission(balancer, AdmissionConfig(max_running_per_replica=1))
+    balancer.hear(issued(KEY, balancer.replicas["b"]), 0.0)
+    busy = admission.enter(Request(response=KEY), 1.0)
+    assert isinstance(busy, Lease)
+    balancer.set_state(balancer.replicas["b"], State.FINISHING, 2.0)
+    for name in "ac":
+        if others == "out":
+            balancer.set_state(balancer.replicas[name], State.EJECTED, 2.0)
+        else:
+            assert isinstance(admission.enter(Request(), 2.0), Lease)
+    ticket = admission.enter(Request(response=KEY), 3.0)
+    assert isinstance(ticket, Ticket)
+    assert admission.due(4.0) == []
+    busy.finish(OUTCOMES[Cause.DONE, Phase.BODY], None, 5.0)
+    assert admission.due(5.0) == [ticket]
+    assert ticket.lease is not None
+    assert ticket.lease.replica.id == "b"
+
+
 def test_a_turn_stays_in_its_pool_and_who_asks_for_what_is_there_finds_it() -> None:
     balancer = fleet()
     balancer.join(Replica("small", pool="small"), 0.0)
