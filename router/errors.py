@@ -30,8 +30,8 @@ def unavailable(reason: str, message: str) -> Refusal:
 NO_REPLICA = {
     "no_replicas": unavailable(
         "no_replicas",
-        "No replica that could serve this is configured. Add one with --replica URL or in `replicas`, where there are "
-        "pools to its own.",
+        "No replica that could serve this is configured. Add one with --replica URL or in `replicas`, in its pool "
+        "where there are several.",
     ),
     "all_draining": unavailable(
         "all_draining", "Every replica that could serve this is draining or not ready. Try again shortly."

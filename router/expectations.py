@@ -27,6 +27,8 @@ def expectation(key: str, fault: str, message: str) -> str:
         return "is missing: set it"
     if fault == "int_from_float":
         return f"{_TYPES['int']}{_unit(key)}"
+    if fault == "too_long":  # of a list
+        return message.replace("List should have at most", "takes at most").replace(" after validation", "")
     kind, _, what = fault.partition("_")
     if kind in _TYPES and what in ("type", "parsing"):
         return f"{_TYPES[kind]}{_unit(key) if kind in ('int', 'float') else ''}"
@@ -36,6 +38,8 @@ def expectation(key: str, fault: str, message: str) -> str:
 def remedy(key: str, fault: str, value: Any) -> str:
     """What to write instead of the value, behind it; empty where nobody can tell."""
     kind = fault.partition("_")[0]
+    if fault == "too_long":
+        return ": leave some out"
     if value is None and kind in _TYPES:
         return ": write one, or leave the key out"
     if kind == "string" and isinstance(value, int | float):

@@ -62,6 +62,7 @@ BAD = {
     "pools: [{name: a, models: ['']}]": "pools.0: models: '' is no pattern: write a model's name",
     "pools: [{name: a, model: [m]}]": "pools.0.model: unknown key, set to ['m']: did you mean 'pools.0.models'?",
     "pools: {a: [m]}": "pools: expected a list",
+    f"pools: [{', '.join(f'{{name: p{n}}}' for n in range(101))}]": "pools: takes at most 100 items, not 101, got [",
 }
 
 
