@@ -77,6 +77,25 @@ async def test_a_request_that_is_sent_again_goes_to_the_pool_that_is_its_own_by_
     assert [(line["pool"], line["tries"]) for line in await router.lines()] == [("small", 2)]
 
 
+async def test_a_gate_that_holds_back_one_model_does_not_hold_back_the_next_under_its_name(warm: Warm) -> None:
+    router = await pooled(warm, always(ok(b"a")), always(ok(b"b")), small="b")
+    gate, now = router.proxy.room.admission.gate, router.proxy.clock()
+    gate.active, gate._crowded_at = True, now
+    gate.tenures.begin({b"another": 1_000_000}, now)
+    await router.passed(0)  # a look at it
+    held = await router.client()
+    held.send(asking("glm", "", "x-session-affinity: s"))
+    await eventually(lambda: gate.held == 1)
+    a, b = (router.balancer.leave(name, now) for name in "ab")
+    router.balancer.join(Replica("a", pool="large", address=a.address), now)
+    router.balancer.join(Replica("b", address=b.address), now)
+    router.proxy.choose_pools(Pools([ModelsSettings.model_validate(each) for each in POOLS[::-1]]))
+    client = await router.client()
+    assert (await client.ask(asking("haiku", "", "x-session-affinity: s"))).body == b"b"
+    assert (await held.answer()).body == b"a"
+    assert gate.held == 0
+
+
 async def test_the_log_names_the_pool_that_a_stream_was_begun_in(warm: Warm) -> None:
     changed = asyncio.Event()
 
