@@ -142,26 +142,35 @@ class Relay:
     """What it sent behind its answer must reach nobody."""
 
 
-def match(client: bytes, relays: list[Relay]) -> tuple[list[Asked], dict[int, list[Relay]]]:
-    """Each relayed request is, in order, one that the client sent: those, and by their number where they went.
+def match(sent: list[Asked], why: str, relays: list[Relay], got: list[Given]) -> dict[int, list[Relay]]:
+    """Each relayed request is, in order, one that the client sent: where those went, by their number.
 
-    Raises Finding when h11 does not read such a request in the client's bytes.
+    `why` h11 read no further in what was sent. Of equal requests it is the one whose answer has its identifier. Raises
+    Finding when h11 does not read such a request in the client's bytes.
     """
-    sent, why = requests(client)
     tries: dict[int, list[Relay]] = {}
     at = 0
     for relay in relays:
         if at and _same(sent[at - 1], relay.asked) and tries[at - 1][0].asked.identifier == relay.asked.identifier:
             tries[at - 1].append(relay)
             continue
-        number = next((n for n in range(at, len(sent)) if _same(sent[n], relay.asked)), None)
+        identifier = relay.asked.identifier
+        number = next(
+            (n for n in range(at, len(sent)) if _same(sent[n], relay.asked) and _is_of(got[n : n + 1], identifier)),
+            None,
+        )
         if number is None and why == _TRAILERS:
             break
         if number is None:
             raise Finding(f"relayed what was not sent: {relay.asked}\nsent, as h11 reads it ({why}): {sent[at:]}")
         tries[number] = [relay]
         at = number + 1
-    return sent, tries
+    return tries
+
+
+def _is_of(answer: list[Given], identifier: bytes) -> bool:
+    """Whether it is the answer to that request, or may be."""
+    return not answer or answer[0].header(b"x-request-id") in (None, identifier)
 
 
 def _same(sent: Asked, relayed: Asked) -> bool:
@@ -179,11 +188,12 @@ def check(client: bytes, relays: list[Relay], out: bytes, *, closed: bool, abort
     `strict`: nobody lied, left or died, so that every request must have been answered whole.
     Returns how many answers it got. Raises Finding.
     """
-    sent, tries = match(client, relays)
+    sent, why = requests(client)
     methods = [each.method for each in sent]
     got, rest = answers(out, [*methods, b"GET"], ended=closed and not aborted)
     if got and len(got) > len(sent) and not got[-1].complete and not got[-1].wrong:
         got, rest = answers(out, [*methods, b"HEAD"], ended=closed and not aborted)  # refused at its head
+    tries = match(sent, why, relays, got)
     if rest:
         raise Finding(f"more is answered than was asked: {rest[:200]!r}")
     for number, given in enumerate(got):

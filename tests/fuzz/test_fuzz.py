@@ -40,6 +40,13 @@ def test_the_oracle_lets_proper_traffic_pass() -> None:
     assert check() == 1
 
 
+def test_of_two_equal_requests_the_oracle_takes_the_one_that_was_relayed() -> None:
+    refused = b"HTTP/1.1 503 Off\r\nContent-Length: 2\r\nx-warmroute-reason: x\r\nx-request-id: 1\r\n\r\n{}"
+    told = TOLD.replace(b"\r\n\r\n", b"\r\nx-request-id: 2\r\n\r\n")
+    relay = Relay(Asked(b"GET", b"/a", [], b"", identifier=b"2"), bytearray(SAID))
+    assert oracle.check(GET + GET, [relay], refused + told, closed=True, aborted=False, strict=False) == 2
+
+
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
