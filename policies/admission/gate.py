@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import inf
 
 from policies.admission.line import Held, Line
-from policies.admission.pressure import Pressure
+from policies.admission.pressure import LONGEST_LOOK_S, Pressure
 from policies.admission.room import Ticket
 from policies.admission.tenures import Tenures
 from policies.balancer import Balancer
@@ -20,9 +20,6 @@ from policies.types import Request
 
 LOOK_S = 1.0
 """Between two looks at the fleet."""
-
-LONGEST_LOOK_S = 10.0
-"""A longer time without a look counts as this: a driver that stood still has seen nothing meanwhile."""
 
 CONTROL_S = 30.0
 """Between two changes of the limit, and how long a flood must last: half the time over which pressure is averaged."""
@@ -84,7 +81,7 @@ class Gate:
         self._seeking = False
         """It looks for the live sessions, to see whether they fit."""
         self._afloat_at = inf
-        """When the wait was last seen below `FLOODED`."""
+        """Since when the fleet is flooded: when it last was not, and later by what nobody waited since."""
         self._falling = False
         """Sessions are sent back until the limit is kept to."""
 
@@ -118,8 +115,10 @@ class Gate:
             return []
         self._looked_at = now
         self.pressure.look(self._balancer, now, self._pool)
-        if self.pressure.ratio <= FLOODED:
+        if self.pressure.ratio <= FLOODED or passed > LONGEST_LOOK_S:
             self._afloat_at = now
+        elif not self.pressure.pending:  # the mean is of those before: while nobody waits the flood does not go on
+            self._afloat_at += passed
         if not self.active:
             self._consider(now)
             return []

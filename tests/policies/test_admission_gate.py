@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from policies.admission import Admission, AdmissionConfig, Shed, ShedReason, Ticket
-from policies.admission.gate import CONTROL_S, FITS, LEAST_TENURE_S, OPEN_S, STEPS
+from policies.admission.gate import CONTROL_S, FITS, FLOODED, LEAST_TENURE_S, OPEN_S, STEPS
 from policies.admission.line import ABSENT_S
 from policies.admission.tenures import IDLE_S
 from policies.balancer import Balancer, NoReplica
@@ -140,6 +140,26 @@ def test_it_acts_on_a_flood_before_anything_is_computed_again() -> None:
     scene.run(300)
     assert gate.limit_tokens == FITS * 4 * PROMPT
     assert (gate.admitted, gate.held, gate.sent_back) == (3, 1, 1)
+
+
+def test_a_burst_that_is_over_is_no_flood_though_nothing_has_begun_since() -> None:
+    scene = Scene(cached=None)
+    scene.run(TURN_S, *"wxyz")
+    scene.sessions.clear()
+    scene.run(3 * CONTROL_S)
+    gate = scene.admission.gate
+    assert gate.pressure.ratio > FLOODED  # of those that there were
+    assert scene.balancer.pending == gate.activations == 0
+
+
+def test_one_look_after_a_long_time_without_any_shows_no_flood() -> None:
+    scene = Scene(cached=None)
+    scene.run(3, *"wxyz")
+    scene.now += 2 * CONTROL_S
+    scene.run(TURN_S - 3)
+    gate = scene.admission.gate
+    assert gate.pressure.ratio > FLOODED
+    assert not gate.active
 
 
 def test_new_sessions_are_sent_back_before_old_ones() -> None:

@@ -50,3 +50,16 @@ def test_the_wait_is_the_same_whoever_comes_and_goes(happens: Callable[[Balancer
         seen.append(pressure.wait_s)
     lately = seen[530:]
     assert lately == pytest.approx([lately[0]] * len(lately), rel=0.05)
+
+
+def test_what_waits_at_one_look_is_not_taken_to_have_waited_all_the_time_without_any() -> None:
+    balancer, pressure = fleet(make("round_robin"), "ab"), Pressure()
+    crowd = [balancer.acquire(Request(prompt_tokens=50_000), 1.0) for _ in range(QUEUE)]
+    pressure.look(balancer, 0.0)
+    pressure.look(balancer, 3600.0)
+    for lease in crowd:
+        lease.first_token(3600.0)
+    for second in range(3601, 3661):
+        balancer.acquire(Request(prompt_tokens=50_000), float(second)).first_token(float(second))
+        pressure.look(balancer, float(second))
+    assert pressure.wait_s < QUEUE
