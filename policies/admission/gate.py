@@ -51,8 +51,8 @@ OPEN_S = 120.0
 """With nobody held for so long, the gate opens."""
 
 STEPS = 250
-"""Sessions that are gone through at one look, at most: a router that counted fifty thousand at once would keep all
-others' streams waiting for a quarter of a second."""
+"""Sessions, sub-agents among them, after which a look goes through no more: a router that counted fifty thousand at
+once would keep all others' streams waiting for a quarter of a second."""
 
 
 class Gate:
@@ -130,7 +130,7 @@ class Gate:
         if now >= self._control_at:
             self._control_at = now + CONTROL_S
             self._control()
-        self.tenures.count(min(STEPS, len(self.tenures) // int(CONTROL_S) + 1), now)
+        self.tenures.count(min(STEPS, self.tenures.keys // int(CONTROL_S) + 1), now)
         if self._falling:
             self._send_back()
         return self._let_in(min(passed, LONGEST_LOOK_S), now)
@@ -184,7 +184,8 @@ class Gate:
     def _control(self) -> None:
         """Move the limit."""
         self.capacity_tokens = self._capacity()
-        if self._drowns() and self.capacity_tokens:
+        # What a limit does is seen once it is kept to.
+        if self._drowns() and self.capacity_tokens and not self._falling:
             self._fall(FALL)
         self.limit_tokens = max(self.limit_tokens, FITS * self.capacity_tokens)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from policies.directory import Branch, Directory
 
@@ -14,18 +16,29 @@ shorter."""
 IDLE_COST = 0.1
 """What it takes to pass over a session that is not live, to one that is counted."""
 
+MOST_KEYS = 250
+"""Of one session, its sub-agents' among them: a look goes through all of them. Who comes beyond passes with it, and is
+not counted."""
+
 
 class Tenure:
     """A session that has been let in, until it is idle or sent back."""
 
-    __slots__ = ("keys", "since", "tokens")
+    __slots__ = ("cold", "keys", "number", "since", "tokens")
 
-    def __init__(self, key: bytes, now: float, tokens: int) -> None:
+    def __init__(self, key: bytes, now: float, tokens: int, number: int) -> None:
         self.keys = [key]
         """Its own, and those of its sub-agents."""
         self.since = now
         self.tokens = tokens
         """Of its live contexts, at its last count."""
+        self.number = number
+        """In the order in which they were let in."""
+        self.cold = False
+        """Its context was not believed to be in a KV cache, at its last count."""
+
+
+_number = attrgetter("number")
 
 
 class Tenures:
@@ -40,8 +53,9 @@ class Tenures:
         self._by_key: dict[bytes, Tenure] = {}
         self._all: OrderedDict[Tenure, None] = OrderedDict()
         """In the order in which they were let in."""
-        self._cold: OrderedDict[Tenure, None] = OrderedDict()
-        """Those whose context was not believed to be in a KV cache at their last count."""
+        self._cold: list[Tenure] = []
+        """Those that are cold, in the same order."""
+        self._numbers = 0
         self._turns: deque[Tenure] = deque()
         """Whose turn to be counted it is; those that have ended are dropped when theirs comes."""
         self._unseen: Iterator[bytes] = iter(())
@@ -50,6 +64,11 @@ class Tenures:
     def __len__(self) -> int:
         """Sessions that have been let in."""
         return len(self._all)
+
+    @property
+    def keys(self) -> int:
+        """That are remembered, of all of them."""
+        return len(self._by_key)
 
     @property
     def full(self) -> bool:
@@ -89,7 +108,8 @@ class Tenures:
 
     def let_in(self, key: bytes, tokens: int, now: float) -> Tenure:
         """One more session."""
-        self._by_key[key] = tenure = Tenure(key, now, tokens)
+        self._numbers += 1
+        self._by_key[key] = tenure = Tenure(key, now, tokens, self._numbers)
         self._all[tenure] = None
         self._turns.append(tenure)
         self.tokens += tokens
@@ -97,7 +117,7 @@ class Tenures:
 
     def join(self, key: bytes | None, tenure: Tenure) -> None:
         """A sub-agent's key counts to the session, as far as there is room to remember it."""
-        if key is not None and key not in self._by_key and not self.full:
+        if key is not None and key not in self._by_key and not self.full and len(tenure.keys) < MOST_KEYS:
             self._by_key[key] = tenure
             tenure.keys.append(key)
 
@@ -105,7 +125,7 @@ class Tenures:
         """It has to wait again. What it has in flight goes on: it is its next request that waits."""
         self.tokens -= tenure.tokens
         del self._all[tenure]
-        self._cold.pop(tenure, None)
+        self._set_cold(tenure, False)
         for key in tenure.keys:
             del self._by_key[key]
 
@@ -119,10 +139,14 @@ class Tenures:
         self._unseen = iter(())
 
     def count(self, most: int, now: float) -> None:
-        """Count so many anew, whose turn it is. Those that are not live any more give up their places."""
-        for _ in range(min(most, len(self._turns))):
+        """Count anew those whose turn it is, until so many keys have been looked at. Those that are not live any more
+        give up their places."""
+        for _ in range(len(self._turns)):
+            if most <= 0:
+                return
             tenure = self._turns.popleft()
             if tenure in self._all:
+                most -= len(tenure.keys)
                 self._count(tenure, now)
 
     def _is_own(self, branches: Sequence[Branch]) -> bool:
@@ -152,10 +176,16 @@ class Tenures:
     def _note(self, tenure: Tenure, branches: Sequence[Branch]) -> None:
         """Whether less than half of its context is believed to be in a replica's KV cache."""
         held = max((home.tokens for branch in branches for home in branch.homes), default=0)
-        if 2 * held > tenure.tokens:
-            self._cold.pop(tenure, None)
-        elif tenure not in self._cold:
-            self._cold[tenure] = None
+        self._set_cold(tenure, 2 * held <= tenure.tokens)
+
+    def _set_cold(self, tenure: Tenure, cold: bool) -> None:
+        if cold is tenure.cold:
+            return
+        tenure.cold = cold
+        if cold:
+            insort(self._cold, tenure, key=_number)
+        else:
+            del self._cold[bisect_left(self._cold, tenure.number, key=_number)]
 
 
 def _is_live(branch: Branch, now: float) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from policies.admission import Admission, AdmissionConfig, Shed, ShedReason, Ticket
-from policies.admission.gate import CONTROL_S, FITS, FLOODED, LEAST_TENURE_S, OPEN_S, STEPS
+from policies.admission.gate import CONTROL_S, FALL, FITS, FLOODED, LEAST_TENURE_S, OPEN_S, STEPS
 from policies.admission.line import ABSENT_S
 from policies.admission.tenures import IDLE_S
 from policies.balancer import Balancer, NoReplica
@@ -200,6 +200,23 @@ def test_a_look_goes_through_no_more_than_so_many_sessions() -> None:
     scene.admission.due(scene.now)
     assert (gate.admitted, gate.sent_back) == (3 * STEPS, STEPS)
     assert tenures.tokens == 3 * STEPS * (PROMPT + 1)
+
+
+def test_the_limit_falls_no_further_while_sessions_are_still_sent_back_for_it() -> None:
+    scene = Scene(max_wait_s=3000.0)
+    scene.run(300, *"wxyz")
+    gate = scene.admission.gate
+    for i in range(100 * STEPS):  # more than go back before it may fall again
+        gate.tenures.let_in(b"%d" % i, PROMPT, scene.now)
+    gate.limit_tokens, before = 0.2 * gate.tenures.tokens, scene.now
+    gate._fall(FALL)
+    limit = gate.limit_tokens
+    while gate._falling:
+        assert gate.limit_tokens == limit
+        scene.run(1)
+    assert scene.now - before > 2 * CONTROL_S
+    scene.run(CONTROL_S)
+    assert gate.limit_tokens < limit
 
 
 def test_when_it_is_switched_off_while_it_counts_nothing_is_kept() -> None:
