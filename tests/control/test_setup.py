@@ -108,6 +108,24 @@ def test_moved_it_is_built_anew(built: Checkout, tmp_path: Path) -> None:
     assert moved.calls() == BUILT
 
 
+def test_a_link_to_anothers_is_not_followed_to_empty_that(built: Checkout, tmp_path: Path) -> None:
+    other = Checkout(shutil.copytree(built.folder, tmp_path / "other"))
+    shutil.rmtree(other.folder / ".venv")
+    (other.folder / ".venv").symlink_to(built.folder / ".venv")
+    done = other.setup()
+    assert (done.returncode, other.calls()) == (1, [])
+    assert "Remove the link, or empty that folder" in done.stderr
+    assert built.setup().stdout == "", "it is as it was"
+    assert built.calls() == []
+
+
+def test_a_link_to_an_empty_folder_is_followed(checkout: Checkout, tmp_path: Path) -> None:
+    (tmp_path / "large disk").mkdir()
+    (checkout.folder / ".venv").symlink_to(tmp_path / "large disk")
+    done = checkout.setup()
+    assert (done.returncode, checkout.calls()) == (0, BUILT), done.stderr
+
+
 def test_for_another_python_it_is_built_anew(built: Checkout) -> None:
     newer = STAND_IN.replace("*)", '"--version ") echo Python 3.99.0 ;;\n*)')
     assert built.setup(built.script("newer", newer)).returncode == 0
