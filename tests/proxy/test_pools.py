@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from policies.admission.gate import STEPS
 from policies.types import Replica
 from router.identity import model
 from router.pools import Pools
@@ -79,9 +80,13 @@ async def test_a_request_that_is_sent_again_goes_to_the_pool_that_is_its_own_by_
 
 async def test_a_gate_that_holds_back_one_model_does_not_hold_back_the_next_under_its_name(warm: Warm) -> None:
     router = await pooled(warm, always(ok(b"a")), always(ok(b"b")), small="b")
+    other = await router.client()
+    assert (await other.ask(asking("glm", "", "x-session-affinity: another"))).body == b"a"
     gate, now = router.proxy.room.admission.gate, router.proxy.clock()
     gate.active, gate._crowded_at = True, now
-    gate.tenures.begin({b"another": 1_000_000}, now)
+    gate.tenures.seek()
+    assert not gate.tenures.find(STEPS, now)
+    assert gate.admitted == 1
     await router.passed(0)  # a look at it
     held = await router.client()
     held.send(asking("glm", "", "x-session-affinity: s"))
