@@ -29,10 +29,9 @@ class Rates:
             self.at = now
 
     def delay(self, tau_s: float, now: float) -> float:
-        """Arrivals a second over twice the idle share, as in `Field.arrivals`."""
-        left = exp((self.at - now) / tau_s) if self.at < now else 1.0
-        busy = self.busy * left
-        return self.arrivals * left / (2.0 * (1.0 - (busy if busy < MOST_BUSY else MOST_BUSY)))
+        """Arrivals a second over twice the idle share, as in `Field.arrivals`, but for gamma."""
+        left = self.left(tau_s, now)
+        return self.arrivals * left / (2.0 * (1.0 - min(self.busy * left, MOST_BUSY)))
 
     def left(self, tau_s: float, now: float) -> float:
         """What has not decayed by `now`, of 1."""

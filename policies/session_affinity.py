@@ -180,10 +180,14 @@ class SessionAffinity(Policy):
         prefill_s = cost.prefill(replica, prompt, resident)
         added_s = prefill_s - replica.speed.overhead_s if replica.pending else prefill_s
         running = cost.requests(replica, now)
-        rates = self._rates.get(replica)
-        arrivals = config.gamma * rates.delay(config.rate_tau_s, now) if rates is not None else 0.0
+        arrivals = self._arrivals(replica, now)
         rate = config.beta * replica.speed.decode[2] * running + arrivals * (added_s + 2.0 * wait_s)
         return wait_s, prefill_s, wait_s + prefill_s + added_s * rate + config.spread_s * running
+
+    def _arrivals(self, replica: Replica, now: float) -> float:
+        """As `Field.arrivals`, of this moment."""
+        rates = self._rates.get(replica)
+        return self.config.gamma * rates.delay(self.config.rate_tau_s, now) if rates is not None else 0.0
 
     def _costs(self, selection: Selection, prompt: int, now: float) -> Vector:
         """Seconds in each place, none of the prompt being resident. Never NaN; infinite where none may go."""
@@ -258,8 +262,7 @@ class SessionAffinity(Policy):
             start = float(slow_start.extra_s(selection, config.slow_start_s, now)[i])
         else:  # as in _resident_s
             wait_s, running = cost.expected_wait(replica, now), float(cost.requests(replica, now))
-            rates = self._rates.get(replica)
-            arrivals = config.gamma * rates.delay(config.rate_tau_s, now) if rates is not None else 0.0
+            arrivals = self._arrivals(replica, now)
             crowding = start = 0.0
         terms = {
             "queue": wait_s,

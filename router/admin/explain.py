@@ -77,7 +77,8 @@ class Explain:
         pools = self._router.fleet.pools
         given = request.query_params.get("pool")
         if given is None and pools.several:
-            given = next(iter(request.headers.getlist(POOL_HEADER.decode())[-1:]), None)
+            named = request.headers.getlist(POOL_HEADER.decode())
+            given = named[-1] if named else None
         if given is not None:
             return pool_of(self._router, given)
         if pools.several and body and is_json(headers, content_type) and (model := model_of(body)) is not None:
