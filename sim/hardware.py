@@ -3,15 +3,14 @@
 Source of every number: the tables in `sim/data/aic_kimi_b200` (see its SOURCE.md), which are predictions of NVIDIA
 AIConfigurator 0.12 from measured operator tables, not measurements of a server.
 
-How near this is to the tables: prefill is fitted to 42 points each, on average within 6 % (INT4) and 2.5 % (NVFP4),
-at worst 19 % and 8 % too fast, at 512 tokens on an empty cache; from 2,048 tokens in a pass within 10 %. Decode is the
-table at its points; a column of contexts that is left out is found again within 7 % by those beside it.
+How near this is to the tables: prefill is fitted to the 36 points each that one pass can hold, on average within
+6.5 % (INT4 on B200) and 2 % (others), at worst 19 % and 8 % too fast, at 512 tokens on an empty cache; from 2,048
+tokens in a pass within 11 %. Decode is the table at its points; a column of contexts that is left out is found again
+within 7 % by those beside it.
 
-How near the tables are to servers: of ten published measurements of this model (InferenceX, 2026-05-19, vLLM 0.21,
-8k tokens in, 1k out, 4 to 64 at once), nine are met within 15 %, all on average within 8 %. The tenth, NVFP4 on four
-GPUs with 64 at once, comes out 20 % too slow: the tables end at 32 requests, and the straight continuation makes a
-step of 64 longer by 5 % than AIConfigurator's own prediction, as the weights of most experts are read by then. With
-that, it would be 16 % too slow. At 100k-token contexts nothing was found to check the times with.
+How near the tables are to servers: fifteen published measurements of this model (InferenceX, 2026-05-19, vLLM 0.21, 8k
+tokens in, 1k out, 4 to 64 at once; ten on B200, five on H200) are met within 15 % each, those on B200 within 7 % on
+average. At 100k-token contexts nothing was found to check the times with.
 """
 
 from __future__ import annotations
@@ -56,8 +55,9 @@ TABLES = {
     "kimi-nvfp4-tp4-fp8": Key(_NVFP4, "b200_sxm", 4, "fp8"),
     "kimi-nvfp4-tp8-bf16": Key(_NVFP4, "b200_sxm", 8, "bfloat16"),
     "kimi-nvfp4-tp8-fp8": Key(_NVFP4, "b200_sxm", 8, "fp8"),
+    "kimi-int4-tp8-bf16-h200": Key(_INT4, "h200_sxm", 8, "bfloat16"),
 }
-"""Those of which both times are known, by name."""
+"""By name."""
 DEFAULT_TABLE = "kimi-int4-tp4-bf16"
 
 
@@ -65,7 +65,8 @@ DEFAULT_TABLE = "kimi-int4-tp4-bf16"
 class Prefill:
     """Time of one prefill pass, fitted: `a + b n + c n p + d n^2 / 2` seconds for n new tokens on p cached ones.
 
-    The third term is attention of the new tokens over the cached ones, the fourth over each other.
+    The third term is attention of the new tokens over the cached ones. The fourth is their attention over each other,
+    less what larger passes gain by reading the weights of their experts once: it can be negative.
     """
 
     a: float
@@ -167,7 +168,9 @@ def load(name: str = DEFAULT_TABLE) -> Hardware:
     key = TABLES.get(name)
     if key is None:
         raise ValueError(f"no hardware table {name!r}; known: {', '.join(TABLES)}")
-    return Hardware(fit_prefill(prefill_rows(key)), decode_table(decode_rows(key)))
+    # Longer rows than a pass can hold would pull the fit away from the passes there are.
+    passes = [row for row in prefill_rows(key) if row[0] <= CHUNK_TOKENS]
+    return Hardware(fit_prefill(passes), decode_table(decode_rows(key)))
 
 
 def prefill_rows(key: Key) -> list[Row]:

@@ -62,22 +62,21 @@ class Gpu:
     """One GPU, in bytes and seconds."""
 
     hbm_bytes: int
-    hbm_bytes_per_s: float
-    flops: float
-    """Dense BF16, in which INT4 weights are multiplied."""
     load_back_bytes_per_s: float = 50e9
     """From the host: PCIe Gen5 x16 (nominally 64 GB/s) as HGX boards have it. Each rank loads its own copy."""
 
 
-B200 = Gpu(183_359 * 2**20, 7.7e12, 2.25e15)
-"""192.3 GB as nvidia-smi shows (183,359 MiB); speeds of the HGX B200 in NVIDIA's Blackwell datasheet, whose FLOPS are
-with sparsity, twice these."""
+B200 = Gpu(183_359 * 2**20)
+"""192.3 GB as nvidia-smi shows (183,359 MiB)."""
 
 B200_NOMINAL = replace(B200, hbm_bytes=180 * 10**9)
 """With the 180 GB of the datasheet, by which public claims reckon."""
 
-H200 = Gpu(143_771 * 2**20, 4.8e12, 0.989e15)
-"""150.8 GB as nvidia-smi shows (143,771 MiB; 141 GB on paper); speeds of the H200 datasheet, FLOPS halved likewise."""
+H200 = Gpu(143_771 * 2**20)
+"""150.8 GB as nvidia-smi shows (143,771 MiB; 141 GB on paper)."""
+
+GPUS = {"b200_sxm": B200, "h200_sxm": H200}
+"""By the name that the tables of times have for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,22 +147,6 @@ def _machine(memory: Memory, times: Callable[[], Hardware]) -> Machine:
     return Machine(times(), memory.tp, memory.kv_tokens, memory.host_tokens, memory.load_back_tokens_per_s)
 
 
-def _scaled(table: str) -> Hardware:
-    """Times of an H200, from a B200's: there is no table of its prefills, and that of its decode steps is suspect.
-
-    Prefills take longer by the ratio of FLOPS, 2.28, decode steps by that of memory bandwidth, 1.60 (`Gpu` has the
-    sources). That is too slow: the parts of a step that are neither (launches, communication) do not scale. Against
-    five published points of this model at 8k tokens on eight H200 (INT4, InferenceX, 2026-05-19) it is 23 to 42 % too
-    slow, while unscaled times would be 17 to 32 % too fast.
-    """
-    times = hardware.load(table)
-    return replace(
-        times,
-        prefill=times.prefill.slowed(B200.flops / H200.flops),
-        decode=times.decode.slowed(B200.hbm_bytes_per_s / H200.hbm_bytes_per_s),
-    )
-
-
 def _study(kv_tokens: int) -> Machine:
     """The replica of the first design study (placement.md, section 3), by whose figures its bars are set.
 
@@ -181,12 +164,13 @@ def _study(kv_tokens: int) -> Machine:
 
 def _presets() -> Iterator[tuple[str, Memory, Callable[[], Hardware]]]:
     for table, key in hardware.TABLES.items():
-        memory = Memory(KIMI, table.split("-")[1], B200, key.tp, key.kv_dtype)
-        yield table, memory, partial(hardware.load, table)
+        memory = Memory(KIMI, table.split("-")[1], GPUS[key.system], key.tp, key.kv_dtype)
+        times = partial(hardware.load, table)
+        yield table, memory, times
         if key.kv_dtype == "fp8":
-            yield table.replace("fp8", "nvfp4"), replace(memory, kv_dtype="nvfp4"), partial(hardware.load, table)
-        if table.startswith("kimi-int4-tp8"):
-            yield f"{table}-h200", replace(memory, gpu=H200), partial(_scaled, table)
+            yield table.replace("fp8", "nvfp4"), replace(memory, kv_dtype="nvfp4"), times
+        if key.system == "h200_sxm":
+            yield table.replace("bf16", "fp8"), replace(memory, kv_dtype="fp8"), times
 
 
 MACHINES: dict[str, Callable[[], Machine]] = {
@@ -194,8 +178,8 @@ MACHINES: dict[str, Callable[[], Machine]] = {
     "study-bf16": partial(_study, 450_000),
     "study-fp8": partial(_study, 900_000),
 }
-"""Those with NVFP4 KV have the times of FP8: nothing better is known. Reading fewer bytes should make decoding faster,
-unpacking them slower."""
+"""Those with NVFP4 KV have the times of FP8, and an H200 with FP8 KV those of BF16: nothing better is known. Reading
+fewer bytes should make decoding faster, unpacking them slower."""
 
 DEFAULT_MACHINE = "kimi-int4-tp4-bf16"
 

@@ -11,37 +11,45 @@ from sim.hardware import CHUNK_TOKENS, TABLES, Hardware
 
 NAMES = list(TABLES)
 
-INT4, NVFP4 = "kimi-int4-tp8-bf16", "kimi-nvfp4-tp4-fp8"
+INT4, NVFP4, H200 = "kimi-int4-tp8-bf16", "kimi-nvfp4-tp4-fp8", "kimi-int4-tp8-bf16-h200"
 MEASURED_MS = {
-    # Time per output token with 4, 8, 16, 32 and 64 requests at once: InferenceX of 2026-05-19, vLLM 0.21 on B200,
-    # 8k tokens in and 1k out. The scripts ask for no KV type: BF16 for the INT4 checkpoint; FP8, which NVIDIA's
-    # checkpoints declare, is taken for NVFP4.
+    # Time per output token with 4, 8, 16, 32 and 64 requests at once: InferenceX of 2026-05-19, vLLM 0.21, 8k tokens in
+    # and 1k out. The scripts ask for no KV type: BF16 for the INT4 checkpoint; FP8, which NVIDIA's checkpoints declare,
+    # is taken for NVFP4.
     INT4: {4: 9.58, 8: 12.33, 16: 16.89, 32: 24.70, 64: 38.45},
     NVFP4: {4: 9.00, 8: 11.03, 16: 14.84, 32: 21.35, 64: 31.07},
+    H200: {4: 10.97, 8: 14.23, 16: 21.44, 32: 34.65, 64: 59.98},
 }
 POINTS = [(name, batch) for name, row in MEASURED_MS.items() for batch in row]
-BEYOND_THE_TABLE = (NVFP4, 64)
-"""The tables end at 32 requests, and go on straight from there: see `sim.hardware`."""
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_prefill_fits_the_table(name: str) -> None:
-    """Short prompts are worst: 512 tokens too fast, 256 too slow."""
-    mean, worst = (0.06, 0.19) if "int4" in name else (0.025, 0.085)
+    """What a pass can hold. Short prompts are worst: 512 tokens too fast, 256 too slow."""
+    mean, worst = (0.065, 0.19) if "int4" in name and "h200" not in name else (0.02, 0.08)
     fit = hardware.load(name).prefill
-    rows = hardware.prefill_rows(TABLES[name])
-    assert len(rows) == 42
+    rows = [row for row in hardware.prefill_rows(TABLES[name]) if row[0] <= CHUNK_TOKENS]
+    assert len(rows) == 36
     errors = [abs(fit.chunk_seconds(int(new), int(prefix)) / seconds - 1) for new, prefix, seconds in rows]
     assert sum(errors) / len(errors) < mean
     assert max(errors) < worst
-    assert max(error for error, (new, _, _) in zip(errors, rows, strict=True) if new >= 2048) < 0.10
+    assert max(error for error, (new, _, _) in zip(errors, rows, strict=True) if new >= 2048) < 0.11
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_more_new_tokens_take_longer(name: str) -> None:
+    """The fourth term can be negative, and yet no pass is shorter for a longer part of a prompt."""
+    fit = hardware.load(name).prefill
+    for prefix in (0, 100_000, 200_000):
+        passes = [fit.chunk_seconds(new, prefix) for new in range(64, CHUNK_TOKENS + 1, 64)]
+        assert passes == sorted(passes)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_decode_is_the_table(name: str) -> None:
     decode = hardware.load(name).decode
     rows = hardware.decode_rows(TABLES[name])
-    assert len(rows) == 36
+    assert len(rows) == 42
     for context, batch, seconds in rows:
         assert decode.step_seconds(int(batch), context) == pytest.approx(seconds)
 
@@ -68,28 +76,19 @@ def error(name: str, batch: int) -> float:
     return output_token_ms(hardware.load(name), batch) / MEASURED_MS[name][batch] - 1
 
 
-@pytest.mark.parametrize(("name", "batch"), [point for point in POINTS if point != BEYOND_THE_TABLE])
+@pytest.mark.parametrize(("name", "batch"), POINTS)
 def test_published_measurements_are_met(name: str, batch: int) -> None:
     assert abs(error(name, batch)) < 0.15
 
 
-def test_the_one_that_is_not() -> None:
-    """Too slow by 20 %; by 16 % if the table had AIConfigurator's 24.78 ms for a step of 64."""
-    name, batch = BEYOND_THE_TABLE
-    assert error(name, batch) == pytest.approx(0.197, abs=0.005)
-    continued = 1000 * hardware.load(name).decode.step_seconds(batch, 8192 + 512)
-    better = output_token_ms(hardware.load(name), batch) - continued + 24.78
-    assert better / MEASURED_MS[name][batch] - 1 == pytest.approx(0.157, abs=0.005)
-
-
 def test_the_mean_of_the_published_measurements() -> None:
-    errors = [abs(error(name, batch)) for name, batch in POINTS]
-    assert sum(errors) / len(errors) == pytest.approx(0.08, abs=0.005)
+    errors = [abs(error(name, batch)) for name, batch in POINTS if name != H200]
+    assert sum(errors) / len(errors) == pytest.approx(0.068, abs=0.005)
 
 
 def test_the_studys_coefficients() -> None:
-    """INT4, TP4, BF16: 54.2 ms + 0.02534 ms n + 9.53e-7 ms n p + 6.46e-7 ms n^2 / 2."""
-    fit = hardware.load().prefill
+    """All rows of INT4, TP4, BF16: 54.2 ms + 0.02534 ms n + 9.53e-7 ms n p + 6.46e-7 ms n^2 / 2."""
+    fit = hardware.fit_prefill(hardware.prefill_rows(TABLES[hardware.DEFAULT_TABLE]))
     assert fit.a == pytest.approx(0.0542, rel=0.001)
     assert fit.b == pytest.approx(2.534e-5, rel=0.001)
     assert fit.c == pytest.approx(9.53e-10, rel=0.001)
@@ -101,9 +100,9 @@ def test_the_studys_coefficients() -> None:
     [("kimi-int4-tp4-bf16", 7.9, 0.137), ("kimi-int4-tp4-fp8", 6.8, 0.122), ("kimi-nvfp4-tp4-fp8", 5.5, 0.085)],
 )
 def test_the_studys_prompts(name: str, cold: float, resident: float) -> None:
-    """100,000 cold tokens, and 700 new ones on 98,000 resident."""
+    """100,000 cold tokens, and 700 new ones on 98,000 resident: as in the study, which fitted longer passes too."""
     fit = hardware.load(name).prefill
-    assert fit.seconds(100_000, 0) == pytest.approx(cold, rel=0.015)
+    assert fit.seconds(100_000, 0) == pytest.approx(cold, rel=0.05)
     assert fit.seconds(700, 98_000) == pytest.approx(resident, rel=0.015)
 
 
