@@ -12,7 +12,7 @@ from math import exp, floor, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from policies import cost
+from policies import cost, room
 from policies.rates import MOST_BUSY, Rates
 from policies.residency import LIVE_TAU_S
 from policies.types import Replica
@@ -47,6 +47,7 @@ class Field:
         "_gamma",
         "_grid",
         "_live",
+        "_others_held",
         "_others_running",
         "_places",
         "_rates",
@@ -56,12 +57,15 @@ class Field:
         "_tau_s",
         "_theta_s",
         "_told",
+        "answer",
         "arrivals",
         "born",
         "crowding",
         "ends",
         "factor",
         "fixed",
+        "free",
+        "gpu",
         "least_factor",
         "opened",
         "others",
@@ -101,6 +105,14 @@ class Field:
     """Seconds that a new placement costs there whatever its prompt: `opened`, `crowding`, each in flight."""
     rate: Vector
     """Seconds that a second of prefill costs there, its own and its neighbours', while nobody else is to come."""
+    free: Vector
+    """Room for a prompt's KV, tokens: see `policies.room`."""
+    _others_held: Vector
+    """What others' requests take of it."""
+    gpu: Vector
+    """Tokens of KV that fit its GPU memory."""
+    answer: Vector
+    """Mean seconds of an answer."""
     born: Vector
     """When it joined, or its cache was last seen to be empty."""
     started: Vector
@@ -155,6 +167,10 @@ class Field:
             self.crowding,
             self.fixed,
             self.rate,
+            self.free,
+            self._others_held,
+            self.gpu,
+            self.answer,
             self.born,
             self.started,
             self.weight,
@@ -217,7 +233,8 @@ class Field:
         i = self._places.get(replica)
         if i is None:
             return
-        told = (replica.others_running, replica.others_tokens, replica.speed.pace, replica.cache.capacity)
+        cache, pace = replica.cache, replica.speed.pace
+        told = (replica.others_running, replica.others_tokens, pace, cache.capacity, cache.gpu_tokens or 0)
         if told == self._told[i] and not (replica.others_running or replica.others_tokens):
             return
         self._told[i] = told
@@ -254,6 +271,8 @@ class Field:
             self.running[old] -= self._others_running[old]
             self._others_running[old] = 0.0
             self.others[old] = 0.0
+            self.free[old] += self._others_held[old]
+            self._others_held[old] = 0.0
             self._expires[old] = inf
             self.rate[:] = 1.0 + self._beta * self._stall * self.running
         self.fixed[:] = self.opened + self.crowding + self._spread_s * self.running
@@ -275,6 +294,7 @@ class Field:
             left = rates.left(self._tau_s, now)
             arrivals, busy = rates.arrivals * left, rates.busy * left
         crowding = self._theta_s * live / capacity
+        others_held = room.others_tokens(replica, now) if replica.others_running else 0
         self._rows[:, self._places[replica]] = (
             replica.prefill_ends,
             cost.others_s(replica, now),
@@ -292,6 +312,10 @@ class Field:
             crowding,
             opened + crowding + self._spread_s * running,
             1.0 + self._beta * stall * running,
+            room.free_tokens(replica) - others_held,
+            others_held,
+            replica.cache.gpu_tokens or 1.0,
+            speed.answer_s,
             replica.since,
             replica.started,
             replica.weight,
@@ -311,6 +335,7 @@ _NOBODYS = (
     *(0.0, 0.0, 0.0),  # arrivals a second, busy, arrivals
     *(0.0, 1.0, 0.0),  # live, capacity, crowding
     *(0.0, 1.0),  # fixed, rate
+    *(inf, 0.0, 1.0, 0.0),  # free, what others hold, of the GPU, answer
     *(0.0, 0.0, 0.0),  # born, started, weight
 )
 """The elements of a place that no replica has, in the order of the rows."""

@@ -30,6 +30,7 @@ class Lease:
         "elsewhere",
         "finished",
         "first_token_at",
+        "held_tokens",
         "home",
         "opened_at",
         "prefilled_s",
@@ -75,6 +76,9 @@ class Lease:
         self._pending_tokens = pending = prompt - choice.resident_tokens if prompt > choice.resident_tokens else 0
         replica.in_flight += 1
         replica.in_flight_tokens += prompt
+        self.held_tokens = prompt
+        """KV tokens by which it takes room of its own; see `share`."""
+        replica.held_tokens += prompt
         balancer.in_flight += 1
         balancer.in_flight_tokens += prompt
         replica.served += 1
@@ -90,6 +94,12 @@ class Lease:
         balancer.pending += 1
         replica.pending_s += self.work_s
         replica.prefill_ends = (replica.prefill_ends if replica.prefill_ends > now else now) + self._added_s
+
+    def share(self, tokens: int) -> None:
+        """So much of its prompt is held by other leases there, too: it takes room once."""
+        shared = min(tokens, self.held_tokens)
+        self.held_tokens -= shared
+        self.replica.held_tokens -= shared
 
     def first_token(self, now: float) -> None:
         """The answer has begun: its prompt is prefilled. A second call does nothing."""
@@ -115,6 +125,9 @@ class Lease:
         replica, balancer = self.replica, self._balancer
         replica.in_flight -= 1
         replica.in_flight_tokens -= self._prompt_tokens
+        replica.held_tokens -= self.held_tokens
+        if self.first_token_at is not None and self.timed:
+            replica.speed.observe_answer(now - self.first_token_at)
         balancer.in_flight -= 1
         balancer.in_flight_tokens -= self._prompt_tokens
         if self.branch is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies import cost, slow_start
+from policies import cost, room, slow_start
 from policies.events import Event, LoadReported, ReplicaAdded, ReplicaChanged, ReplicaRemoved, Routed, RoutedElsewhere
 from policies.field import Field, Vector
 from policies.hashing import rendezvous
@@ -65,12 +65,14 @@ class SessionAffinity(Policy):
 
     Sending a request with n prompt tokens to replica r costs
 
-        w + pre + beta * stall * b * add + gamma * lam / (2 (1 - rho)) * (add^2 + 2 add w) + spread * b
+        w + room + pre + beta * stall * b * add + gamma * lam / (2 (1 - rho)) * (add^2 + 2 add w) + spread * b
 
-    seconds: `w` until its prefill can begin, `pre` to prefill what is not resident there; `add`, which is `pre` without
-    the overhead of a pass when it joins the pass of others that wait, for each of `b` neighbours whose decoding rests
-    meanwhile, and what it delays those to come (the value function of an M/G/1 queue: Hyytia, Penttinen and Aalto, EJOR
-    217, 2012; `lam` arrivals a second, `rho` the share of time spent in prefill).
+    seconds: `w` until the prefills before it are done, `room` until its KV fits beside that of those who run, `pre` to
+    prefill what is not resident there; `add`, which is `pre` without the overhead of a pass when it joins the pass of
+    others that wait, for each of `b` neighbours whose decoding rests meanwhile, and what it delays those to come (the
+    value function of an M/G/1 queue: Hyytia, Penttinen and Aalto, EJOR 217, 2012; `lam` arrivals a second, `rho` the
+    share of time spent in prefill). `room` is no work, so it does not make a prefill dearer for those to come.
+
     Where nothing of the session is resident, theta * (live tokens / capacity) is added: what living there will cost.
     The session stays with the replica that holds it until another is better by the hysteresis.
     """
@@ -177,12 +179,14 @@ class SessionAffinity(Policy):
         """The wait, the prefill and the cost where it is resident: no price for living there, it does."""
         replica, config = resident.replica, self.config
         wait_s = cost.expected_wait(replica, now)
+        room_s = room.wait_s(replica, prompt, now)
         prefill_s = cost.prefill(replica, prompt, resident)
         added_s = prefill_s - replica.speed.overhead_s if replica.pending else prefill_s
         running = cost.requests(replica, now)
         arrivals = self._arrivals(replica, now)
         rate = config.beta * replica.speed.decode[2] * running + arrivals * (added_s + 2.0 * wait_s)
-        return wait_s, prefill_s, wait_s + prefill_s + added_s * rate + config.spread_s * running
+        waits_s = wait_s + room_s
+        return waits_s, prefill_s, waits_s + prefill_s + added_s * rate + config.spread_s * running
 
     def _arrivals(self, replica: Replica, now: float) -> float:
         """As `Field.arrivals`, of this moment."""
@@ -206,6 +210,11 @@ class SessionAffinity(Policy):
         worse *= added
         costs += worse
         costs += field.fixed
+        over = prompt - field.free
+        if over.max() > 0.0:  # as in room.wait_s
+            running = field.running
+            share = np.maximum(over / field.gpu, 1.0 / np.maximum(running, 1.0))
+            costs += field.answer * share * ((over > 0.0) & (running > 0.0))
         slow_start_s = self.config.slow_start_s
         if slow_start.some_start(selection, slow_start_s, now):
             costs += slow_start.extra_s(selection, slow_start_s, now)
@@ -240,7 +249,8 @@ class SessionAffinity(Policy):
 
     def _choice(self, replica: Replica, reason: Reason, prompt: int, now: float) -> Choice:
         """A new placement."""
-        return Choice(replica, reason, cost.expected_wait(replica, now), 0, replica.speed.prefill_s(prompt, 0))
+        wait_s = cost.expected_wait(replica, now) + room.wait_s(replica, prompt, now)
+        return Choice(replica, reason, wait_s, 0, replica.speed.prefill_s(prompt, 0))
 
     def _terms(
         self,
@@ -253,7 +263,8 @@ class SessionAffinity(Policy):
     ) -> Candidate:
         """The cost of one candidate, term by term; infinite when it is `barred`, for the reason given."""
         config, field = self.config, self._field
-        prefill_s = cost.prefill(replica, max(0, request.prompt_tokens), resident)
+        prompt = max(0, request.prompt_tokens)
+        prefill_s = cost.prefill(replica, prompt, resident)
         added_s = prefill_s - (replica.speed.overhead_s if replica.pending else 0.0)
         if resident is None:  # as in _costs
             i = field.place(replica)
@@ -266,6 +277,7 @@ class SessionAffinity(Policy):
             crowding = start = 0.0
         terms = {
             "queue": wait_s,
+            "room": room.wait_s(replica, prompt, now),
             "prefill": prefill_s,
             "neighbours": config.beta * replica.speed.decode[2] * running * added_s,
             "arrivals": arrivals * added_s * (added_s + 2.0 * wait_s),

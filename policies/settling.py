@@ -7,7 +7,7 @@ from policies.lease import Lease
 from policies.lookup import Found
 from policies.residency import Home
 from policies.speed import unit_prefill_s
-from policies.types import Usage
+from policies.types import Replica, Usage
 
 
 def place(lease: Lease, directory: Directory, found: Found, now: float) -> None:
@@ -36,8 +36,27 @@ def place(lease: Lease, directory: Directory, found: Found, now: float) -> None:
     lease.was_tokens, lease.was_whole = home.tokens, home.whole
     lease.used_at = home.last_use
     tokens = request.prompt_tokens if request.prompt_tokens > 0 else home.tokens
-    doubled = _doubled(branch, home, found) if len(found.branches) > 1 or found.branch is not branch else 0
+    related = len(found.branches) > 1 or found.branch is not branch
+    doubled = _doubled(branch, home, found) if related else 0
+    if related or branch.open > 1:
+        lease.share(_shared(branch, found, replica))
     replica.cache.touch(home, tokens, tokens - doubled if tokens > doubled else 0, now)
+
+
+def _shared(branch: Branch, found: Found, replica: Replica) -> int:
+    """Tokens of its prompt's beginning that requests under way on the same replica hold already."""
+    most = 0
+    for other in found.branches:
+        if other.open > (other is branch) and (twin := other.home_on(replica)) is not None:
+            most = max(most, _common(twin, other, found))
+    return most
+
+
+def _common(twin: Home, other: Branch, found: Found) -> int:
+    """Tokens that a prompt has in common with another branch's home, by the blocks that both begin with."""
+    if found.chain and other.chain:
+        return twin.tokens * shared(other.chain, found.chain) // max(1, links(other.chain))
+    return twin.tokens
 
 
 def _doubled(branch: Branch, home: Home, found: Found) -> int:
@@ -45,10 +64,7 @@ def _doubled(branch: Branch, home: Home, found: Found) -> int:
     counted = []
     for other in found.branches:
         if other is not branch and (twin := other.home_on(home.replica)) is not None:
-            limit = twin.tokens
-            if found.chain and other.chain:
-                limit = limit * shared(other.chain, found.chain) // max(1, links(other.chain))
-            counted.append((twin.tokens - twin.counted, limit))
+            counted.append((twin.tokens - twin.counted, _common(twin, other, found)))
     # Each counts its end. What none of them counts must be counted here: the beginning that all share.
     doubled = 0
     for start, end in sorted(counted):

@@ -42,6 +42,9 @@ MIN_TOKENS = 256
 LEAST_WEIGHT = 0.1
 """Of the newest of many observations in the moving average of log(factor)."""
 
+LEAST_ANSWER_WEIGHT = 0.05
+"""Of the newest of many answers in the mean of their seconds."""
+
 MOST_STEP = log(2.0)
 """By which one of them moves log(factor) at most: a first answer that was late because the engine warmed up would else
 keep all requests away, from which better could be learned."""
@@ -71,7 +74,7 @@ def unit_prefill_s(new_tokens: float, prefix_tokens: float) -> float:
 class Speed:
     """Of one replica."""
 
-    __slots__ = ("_sums", "decode", "decodes", "factor", "lag", "prefills", "slowness")
+    __slots__ = ("_sums", "answer_s", "answers", "decode", "decodes", "factor", "lag", "prefills", "slowness")
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -84,6 +87,10 @@ class Speed:
         """Prefills that were learned from."""
         self.decodes = 0
         """Answers that were learned from."""
+        self.answers = 0
+        """Answers whose length in seconds was seen."""
+        self.answer_s = 0.0
+        """Mean seconds from an answer's first token to its end, of the last ones; 0 before there is one."""
         self._sums = (0.0,) * 9
         self.decode = (STEP_S, SLOPE_S, STALL)
         """`step_s`, `slope_s` and `stall` as learned, each within its bounds."""
@@ -117,6 +124,12 @@ class Speed:
         step = _bounded(weight * (log(seen) - log(self.factor)), (-MOST_STEP, MOST_STEP))
         self.factor *= exp(step)
         self.lag.explained(step)
+
+    def observe_answer(self, seconds: float) -> None:
+        """An answer ended, or was given up, so long after its first token."""
+        if 0.0 <= seconds < inf:
+            self.answers += 1
+            self.answer_s += max(LEAST_ANSWER_WEIGHT, 1.0 / self.answers) * (seconds - self.answer_s)
 
     def observe_decode(self, tokens: int, batch: float, neighbours_s: float, seconds: float) -> None:
         """An answer of `tokens` took `seconds` from its first token, with `batch` requests in flight there on average,

@@ -121,6 +121,8 @@ class Replica:
     """Leases open on it. Only Lease changes it."""
     in_flight_tokens: int = 0
     """Prompt tokens of the same leases. Only Lease changes it."""
+    held_tokens: int = 0
+    """KV tokens that prompts of the same leases take or wait for, shared ones counted once. Only Lease changes it."""
     prefill_tokens: int = 0
     """Estimated tokens of open leases that await their first token. Only Lease changes it."""
     pending: int = 0

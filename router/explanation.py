@@ -13,6 +13,7 @@ from router.units import seconds
 WORDS = {
     "queue": "queue",
     "wait": "queue",
+    "room": "waiting for KV memory",
     "neighbours": "waiting of its neighbours",
     "arrivals": "waiting of those to come",
 }

@@ -91,6 +91,7 @@ class Replicas:
             "others_in_flight": cost.requests(replica, now) - replica.in_flight,
             "expected_wait_s": round(cost.expected_wait(replica, now), 4),
             "cache_since_s": round(now - replica.since, 1),
+            "running_tokens": replica.held_tokens,
             "resident_tokens": replica.cache.held_tokens,
             "capacity_tokens": int(replica.cache.capacity),
             "live_tokens": int(replica.cache.live(now)),
@@ -148,5 +149,6 @@ def _speed(speed: Speed) -> dict[str, Any]:
         "step_ms": round(step_s * 1000, 3),
         "slope_ms": round(slope_s * 1000, 4),
         "stall": round(stall, 3),
-        "observations": {"prefills": speed.prefills, "decodes": speed.decodes},
+        "answer_s": round(speed.answer_s, 2),
+        "observations": {"prefills": speed.prefills, "decodes": speed.decodes, "answers": speed.answers},
     }

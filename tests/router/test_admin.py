@@ -76,7 +76,7 @@ async def test_replicas(served: Served) -> None:
     speed = good["speed"]
     assert isinstance(speed, dict)
     assert (speed["prefill_factor"], speed["step_ms"], speed["stall"]) == (1, 4.6, 1)
-    assert speed["observations"] == {"prefills": 0, "decodes": 0}
+    assert speed["observations"] == {"prefills": 0, "decodes": 0, "answers": 0}
     assert str(dead["why"]).startswith("/ready: ")
     assert dead["load"] is None
     for replica in seen.values():

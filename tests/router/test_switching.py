@@ -254,6 +254,7 @@ async def test_a_known_session_stays_and_is_as_long_as_its_home_last_held(served
     by_replica = {each["replica"]: each for each in told["candidates"]}
     assert list(by_replica[home]["terms"]) == [
         "queue",
+        "room",
         "prefill",
         "neighbours",
         "arrivals",
