@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+LEAST_PUBLISH_S = 0.01
+"""With much less, a run would never end."""
+
 
 class Spread(StrEnum):
     """How requests come to the routers."""
@@ -37,10 +40,10 @@ class Routers:
     def __post_init__(self) -> None:
         if not 1 <= self.count <= 1000:
             raise ValueError(f"routers: count must be from 1 to 1000, got {self.count}")
-        if self.share_delay_s < 0:
+        if not self.share_delay_s >= 0:
             raise ValueError(f"routers: share_delay_s must be 0 or more, got {self.share_delay_s}")
-        if not self.publish_s > 0:
-            raise ValueError(f"routers: publish_s must be more than 0, got {self.publish_s}")
+        if not self.publish_s >= LEAST_PUBLISH_S:
+            raise ValueError(f"routers: publish_s must be {LEAST_PUBLISH_S} or more, got {self.publish_s}")
 
 
 ONE = Routers()

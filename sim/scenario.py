@@ -21,6 +21,7 @@ from sim.fleet import Fleet
 from sim.fleet import Group as FleetGroup
 from sim.machine import NO_SPECULATION, find_machine, vary
 from sim.measure import Measure
+from sim.prefix_cache import HostWrite
 from sim.routers import ONE, Routers
 from sim.scenario_parts import Count, Group, Network, TraceFile
 from sim.traces import Trace, TraceWorkload
@@ -142,8 +143,14 @@ def _group(group: Group) -> FleetGroup:
         raise ValueError(
             f"fleet: group {group.name!r}: mixed_chunk is not with speculative decoding: set accept_length = 1"
         )
+    kv_tokens = group.kv_tokens or machine.kv_tokens
+    if 0 < machine.host_tokens < kv_tokens and group.host_write is HostWrite.WRITE_THROUGH:
+        raise ValueError(
+            f"fleet: group {group.name!r}: kv_tokens of {kv_tokens} are more than the host tier's "
+            f"{machine.host_tokens}: choose fewer, another host_write, or host_tier = false"
+        )
     limits = Limits(
-        group.kv_tokens or machine.kv_tokens,
+        kv_tokens,
         PAGE_TOKENS,
         host_tokens=machine.host_tokens,
         load_back_tokens_per_s=machine.load_back_tokens_per_s,

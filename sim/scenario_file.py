@@ -7,6 +7,7 @@ table. A table over an array of tables changes each of them (`[fleet] count = 8`
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -108,8 +109,9 @@ def _read(name: str, beside: Path, seen: tuple[str, ...]) -> Tree:
         raise ScenarioError(f"{file}: {error.strerror}: give the path of a readable TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{file}: not good TOML: {error}") from None
-    if isinstance(tree.get("trace"), dict) and isinstance(file, Path) and "path" in tree["trace"]:
-        tree["trace"]["path"] = str(file.parent / str(tree["trace"]["path"]))
+    trace = tree.get("trace")
+    if isinstance(trace, dict) and isinstance(file, Path) and isinstance(trace.get("path"), str):
+        trace["path"] = str(file.parent / trace["path"])
     base = tree.pop("extends", None)
     if base is None:
         return tree
@@ -143,7 +145,8 @@ def _validated(tree: Tree, name: str) -> Scenario:
     for key in _NOT_IN_FILES & tree.keys():
         raise ScenarioError(f"{name}: {key}: unknown key, set to {tree[key]!r}: leave it out")
     try:
-        scenario: Scenario = _adapter().validate_python(tree)
+        # By way of JSON, from which pydantic takes just what has the right type: no 1 for true, no "3" for 3.
+        scenario: Scenario = _adapter().validate_json(json.dumps(tree, default=str), strict=True)
     except ValidationError as error:
         told = [fault for fault in error.errors() if not _follows(fault)]
         raise ScenarioError("\n".join(f"{name}: {_explain(fault)}" for fault in told)) from None

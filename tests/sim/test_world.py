@@ -423,7 +423,7 @@ def test_others_load_is_known_soon_after_it_changed() -> None:
     [
         ({"count": 0}, "count must be from 1 to 1000, got 0"),
         ({"share_delay_s": -1.0}, "share_delay_s must be 0 or more"),
-        ({"publish_s": 0.0}, "publish_s must be more than 0"),
+        ({"publish_s": 0.0}, "publish_s must be 0.01 or more"),
     ],
 )
 def test_routers_that_cannot_be_are_refused(arguments: dict[str, float], said: str) -> None:
