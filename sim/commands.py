@@ -100,7 +100,7 @@ def _of_trace(given: Namespace) -> Scenario:
     if play == "again":
         return scenario
     last = max((step.at_s or 0.0 for session in trace.sessions for step in session.steps), default=0.0)
-    measured_s = last / given.speed + 1.0
+    measured_s = (last + trace.resolution_s) / given.speed + 1.0
     if not measured_s <= MOST_S:
         raise ValueError(
             f"{given.file}: takes {measured_s:.3g} s at --speed {given.speed:g}, and {MOST_S:g} s is the most: choose "
@@ -199,7 +199,7 @@ def seeds(text: str) -> list[int]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise ValueError(f"--seeds {text!r}: write 31-34, or 31,33")
-        if max(len(first), len(last)) > 18 or int(last or first) - int(first) >= MOST_SEEDS:
+        if max(len(first), len(last)) > 18 or len(found) + int(last or first) - int(first) >= MOST_SEEDS:
             raise ValueError(f"--seeds {text!r}: choose at most {MOST_SEEDS} seeds, each of at most 18 digits")
         found += range(int(first), int(last or first) + 1)
     if not found or len(set(found)) < len(found):

@@ -153,7 +153,8 @@ def run_all(function: Callable[[T], R], each: Sequence[T], processes: int) -> It
 def _quiet() -> None:
     """In a worker: an interrupt ends it at once and without a word; what there is to say the parent says. When that is
     gone, killed perhaps, nobody would ever stop the worker."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell has it for what it starts in the background
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

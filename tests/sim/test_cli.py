@@ -112,6 +112,16 @@ def test_a_trace_is_replayed(play: str, capsys: pytest.CaptureFixture[str], tmp_
     assert all((row["requests"] == 3) == (play != "again") for row in rows)
 
 
+def test_all_requests_of_the_last_tick_are_sent(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "ticks.jsonl"
+    request = {"input_length": 900, "output_length": 1, "hash_ids": []}
+    trace.write_text("".join(json.dumps({"timestamp": at, **request}) + "\n" for at in [0, 3000, 6000] * 9))
+    (row,) = lines(
+        run(capsys, "replay", str(trace), "--replicas", "2", "--policies", "random", "--jobs", "1", "--json")
+    )
+    assert row["requests"] == 27
+
+
 def test_capacity_is_the_most_sessions_that_keep_to_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "REPLICAS", 2)
     question = Question("kimi-int4-tp4-bf16", False, Candidate("session_affinity"), 30.0, (1,))
@@ -249,6 +259,19 @@ def test_an_interrupt_ends_it_and_all_its_processes(everybody: bool) -> None:
         _, err = process.communicate(timeout=60)  # to the end of what all of them had open
     assert process.returncode == 130
     assert err == "warmroute sim: interrupted\n"
+
+
+def test_in_the_background_no_process_of_it_heeds_an_interrupt() -> None:
+    command = [sys.executable, "-m", "sim", "compare", "r30", "--seeds", "1-4", *QUICK, "--jobs", "2", "--json"]
+    ignoring = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # as a shell starts it behind an &
+    with subprocess.Popen(
+        command, cwd=ROOT, text=True, stdout=-1, stderr=-1, start_new_session=True, preexec_fn=ignoring
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        os.killpg(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert (process.returncode, len(lines(out))) == (0, 7)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
