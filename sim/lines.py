@@ -22,6 +22,10 @@ GZIP = b"\x1f\x8b"
 def opened(path: Path) -> Iterator[TextIO]:
     """The file's text, unpacked if it begins as gzip does. Raises ValueError when it cannot be read."""
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ValueError(
+                f"{path}: is a pipe or a device, which can be read but once: save it to a file, and name that"
+            )
         with path.open("rb") as raw:
             packed = raw.read(len(GZIP)) == GZIP
         # Some editors put a byte order mark first.
@@ -41,9 +45,7 @@ class Row:
     values: Mapping[str, object]
 
     def error(self, key: str, value: object, remedy: str) -> ValueError:
-        shown = repr(value)
-        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-        return ValueError(f"{self.path}, line {self.line}: {key} is {shown}: {remedy}")
+        return ValueError(f"{self.path}, line {self.line}: {key} is {shown(value)}: {remedy}")
 
     def get(self, key: str) -> object:
         if key not in self.values:
@@ -72,6 +74,8 @@ class Row:
         value = self.get(key)
         if not isinstance(value, str):
             raise self.error(key, value, "write a text")
+        if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+            raise self.error(key, value, "write text: half of a surrogate pair is none")
         return value
 
     def one_of(self, key: str, kinds: type[E]) -> E:
@@ -99,6 +103,12 @@ class Row:
         if not isinstance(value, dict):
             raise self.error(key, value, "write an object")
         return Row(self.path, self.line, value)
+
+
+def shown(value: object) -> str:
+    """As it is told in an error: lines of recorded files may be long."""
+    told = repr(value)
+    return told if len(told) <= 80 else f"{told[:77]}..."
 
 
 def _known(values: Mapping[str, object]) -> str:

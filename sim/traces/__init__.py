@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from sim.lines import opened, rows
+from sim.lines import opened, rows, shown
 from sim.traces import claude_code, dynamo, journal, mini_swe, mooncake, table
 from sim.traces.trace import Session, Step, Trace
 from sim.traces.workload import TraceWorkload
@@ -38,13 +38,15 @@ def load(path: Path, format: str | None = None) -> Trace:
 def _recognised(path: Path) -> ModuleType:
     with opened(path) as text:
         beginning = text.read(1).strip()
-    first = next(rows(path) if beginning in ("{", "") else table.table_rows(path), None)
+    first = next(rows(path) if beginning in ("{", "[", "") else table.table_rows(path), None)
     if first is None:
-        raise ValueError(f"{path}: no line is in it")
+        raise ValueError(
+            f"{path}: no request is in it: write one JSON object a line, or a head and a table's lines below"
+        )
     for module in FORMATS.values():
         if module.recognises(first):
             return module
     raise ValueError(
-        f"{path}, line {first.line}: the keys {', '.join(map(repr, list(first.values)[:8]))} are of no known format: "
+        f"{path}, line {first.line}: the keys {', '.join(map(shown, list(first.values)[:8]))} are of no known format: "
         f"name it, one of {', '.join(FORMATS)}"
     )

@@ -76,7 +76,8 @@ def _tree(threads: dict[str, _Thread]) -> tuple[Session, ...]:
     for thread in threads.values():
         parent = threads.get(thread.parent)
         began = thread.steps[0].at_s or 0.0
-        before = [number for number, end in enumerate(parent.ends) if end <= began] if parent is not None else []
+        older = parent is not None and (parent.steps[0].at_s or 0.0) < began  # else two could be each other's parents
+        before = [number for number, end in enumerate(parent.ends) if end <= began] if parent and older else []
         if before:
             children[thread.parent, before[-1]].append(thread)
         else:

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Literal
 
@@ -92,25 +93,30 @@ class TraceWorkload(Workload):
             raise ValueError(f"speed must be more than 0 and finite, got {speed}")
         if not self.trace.timed:
             raise ValueError(
-                f"traces of the format {self.trace.format} have no absolute times: play their sessions with arrivals "
-                "that are made up, at a rate or as many as leave"
+                f"traces of the format {self.trace.format} have no absolute times: set play to again, so that "
+                "their sessions come at a rate, or as many as leave"
             )
         ticks = self.random("ticks")
         played = self._requests() if loop == "open" else self._sessions()
-        spread = [(at_s + ticks.uniform(0.0, self.trace.resolution_s), each) for at_s, each in played]
+        # Made when they begin: a conversation takes a kilobyte, and of a long trace few are under way at a time.
+        spread = [(at_s + ticks.uniform(0.0, self.trace.resolution_s), make) for at_s, make in played]
         spread.sort(key=lambda start: start[0])
-        return ((at_s / speed, each) for at_s, each in spread)
+        return ((at_s / speed, make()) for at_s, make in spread)
 
-    def _sessions(self) -> Iterator[tuple[float, Conversation]]:
+    def _sessions(self) -> Iterator[tuple[float, Callable[[], Conversation]]]:
         for session in self.sessions:
-            yield _at(session.steps[0]), self._closed(session)
+            yield _at(session.steps[0]), partial(self._closed, session)
 
-    def _requests(self) -> Iterator[tuple[float, Conversation]]:
+    def _requests(self) -> Iterator[tuple[float, Callable[[], Conversation]]]:
+        alone = self._alone
         for session in self.sessions:
             for number, (owner, step) in enumerate(_flat(session)):
-                name = f"{session.name}#{number}"
-                turns = self._turns(owner, (replace(step, gap_s=0.0, forks=()),), 0, name)
-                yield _at(step), self._made(owner, name, 0, turns, self.random(f"{owner.name}@0"), True)
+                yield _at(step), partial(alone, session, number, owner, step)
+
+    def _alone(self, session: Session, number: int, owner: Session, step: Step) -> Conversation:
+        name = f"{session.name}#{number}"
+        turns = self._turns(owner, (replace(step, gap_s=0.0, forks=()),), 0, name)
+        return self._made(owner, name, 0, turns, self.random(f"{owner.name}@0"), True)
 
     def _closed(self, session: Session, lap: int = 0, start: int = 0, main: bool = True) -> Conversation:
         name = f"{session.name}@{lap}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
+import os
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -156,6 +158,16 @@ def test_mini_swe_agents_text_becomes_blocks(tmp_path: Path) -> None:
     assert trace.sessions[1].steps[0].blocks != cut(first.blocks, 1)
 
 
+def test_agents_that_name_each_other_as_parents_are_both_read(tmp_path: Path) -> None:
+    request = {"request_received_ms": 1, "input_tokens": 9, "output_tokens": 1, "total_time_ms": 0}
+    request["replay"] = {"trace_block_size": 16, "input_sequence_hashes": []}  # type: ignore[assignment]
+    event = {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": request}
+    contexts = [{"session_id": one, "parent_session_id": other} for one, other in ("ab", "ba", "cc")]
+    path = tmp_path / "a"
+    path.write_text("".join(json.dumps({"event": {**event, "agent_context": each}}) + "\n" for each in contexts))
+    assert sorted(session.name for session in traces.load(path).sessions) == ["a", "b", "c"]
+
+
 def test_dynamos_agents_keep_their_tree() -> None:
     trace = load("dynamo.jsonl")
     assert (trace.format, trace.block_tokens, trace.requests, trace.timed) == ("dynamo", 16, 11, True)
@@ -254,7 +266,7 @@ def test_packed_files_are_told_by_their_beginning(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "format", "words"),
     [
-        ("", None, "a: no line is in it"),
+        ("", None, "a: no request is in it: write one JSON object a line"),
         ("a,b\n1,2\n", None, "a, line 2: the keys 'a', 'b' are of no known format: name it, one of claude_code, "),
         ('{"x": 1}\n', None, "a, line 1: the keys 'x' are of no known format"),
         ('{"x": 1}\n', "mooncake", "a, line 1: hash_ids is missing: the line has x"),
@@ -270,6 +282,13 @@ def test_packed_files_are_told_by_their_beginning(name: str, tmp_path: Path) -> 
         ('{"tools": 1, "system": 2, "turns": [[1, 2]]}\n', None, "a, line 1: turns is .*: write .gap, input, "),
         ('{"timestamp": 0, "input": 3, "output": "", "session_id": ""}\n', None, "a, line 1: input is 3: write a text"),
         ('[1]\n', "mooncake", "a, line 1: .* is no JSON object"),
+        ('[1]\n', None, "a, line 1: .* is no JSON object"),
+        ('[\n{}\n]\n', None, "a, line 1: no JSON: .*: write one object a line"),
+        ('5\n', None, "a: no request is in it: write one JSON object a line, or a head and"),
+        ('{"timestamp": 0, "input": "\\ud800", "output": "", "session_id": ""}\n', None,
+         r"a, line 1: input is '\\ud800': write text"),
+        ('{"id": "\\ud800", "tool_tokens": 1, "requests": []}\n', None, r"a, line 1: id is '\\ud800': write text"),
+        (f"{'x' * 500},2\n1,2\n", None, r"a, line 2: the keys 'x{76}\.\.\., '2' are of no known format"),
         ('{"call": "journal", "format": 3, "version": "7"}\n', None, "a, line 1: format is 3: read it with"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,5,0\n", None, "a: no request is in it"),
     ],
@@ -290,6 +309,12 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
             traces.load(path)
     with pytest.raises(ValueError, match=r"b: cannot be read: .*No such file"):
         traces.load(tmp_path / "b")
+
+
+def test_a_pipe_is_refused_as_a_trace_is_read_more_than_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"a: is a pipe or a device, .* save it to a file"):
+        traces.load(tmp_path / "a")
 
 
 @pytest.mark.parametrize("name", ["mooncake.jsonl", "azure.csv"])
@@ -406,6 +431,20 @@ def test_open_loop_keeps_the_recorded_times() -> None:
     assert len({each.estimate for _, each in found if each.key == root}) == 1
 
 
+@pytest.mark.parametrize("loop", ["open", "closed"])
+def test_a_conversation_is_made_when_it_begins(loop: str) -> None:
+    """Those of a long trace would not fit into memory."""
+
+    def alive() -> int:
+        return sum(isinstance(each, Conversation) for each in gc.get_objects())
+
+    before = alive()
+    coming = TraceWorkload(load("azure.csv"), PAGE, 1).replay(loop)  # type: ignore[arg-type]
+    first = next(coming)
+    assert (first[0], alive() - before) == (0.0, 1)
+    assert len(list(coming)) > 1
+
+
 def test_ticks_are_spread() -> None:
     times = [at for at, _ in played(load("mooncake.jsonl"))]
     assert len({at % 3.0 for at in times}) == len(times)
@@ -427,7 +466,7 @@ def test_closed_loop_keeps_the_recorded_gaps_and_forks() -> None:
 
 def test_without_times_only_made_up_arrivals_will_do() -> None:
     workload = TraceWorkload(load("claude_code.jsonl"), PAGE, 1)
-    with pytest.raises(ValueError, match="claude_code have no absolute times: play their sessions with arrivals"):
+    with pytest.raises(ValueError, match="claude_code have no absolute times: set play to again"):
         workload.replay()
     with pytest.raises(ValueError, match="speed must be more than 0"):
         TraceWorkload(load("azure.csv"), PAGE, 1).replay(speed=0.0)
