@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from policies.types import Choice, Load, Outcome, Replica, Request, State, Usage
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True)
 class Routed:
     """A choice was carried out: a lease is open."""
 
@@ -15,8 +15,13 @@ class Routed:
     request: Request
     choice: Choice
 
+    def __init__(self, at: float, request: Request, choice: Choice) -> None:
+        self.at = at
+        self.request = request
+        self.choice = choice
 
-@dataclass(slots=True)
+
+@dataclass(init=False, slots=True)
 class FirstToken:
     """The first byte of the answer arrived."""
 
@@ -25,11 +30,20 @@ class FirstToken:
     replica: Replica
     waited_s: float
     """Seconds since it was routed."""
-    choice: Choice | None = None
+    choice: Choice | None
     """What it was routed by; None when it is not known any more."""
 
+    def __init__(
+        self, at: float, request: Request, replica: Replica, waited_s: float, choice: Choice | None = None
+    ) -> None:
+        self.at = at
+        self.request = request
+        self.replica = replica
+        self.waited_s = waited_s
+        self.choice = choice
 
-@dataclass(slots=True)
+
+@dataclass(init=False, slots=True)
 class Finished:
     """A lease was closed."""
 
@@ -38,10 +52,28 @@ class Finished:
     replica: Replica
     outcome: Outcome
     usage: Usage | None
-    choice: Choice | None = None
+    choice: Choice | None
     """What it was routed by; None when it is not known any more."""
-    first_token_at: float | None = None
+    first_token_at: float | None
     """When the first byte of the answer arrived; None when none did."""
+
+    def __init__(
+        self,
+        at: float,
+        request: Request,
+        replica: Replica,
+        outcome: Outcome,
+        usage: Usage | None,
+        choice: Choice | None = None,
+        first_token_at: float | None = None,
+    ) -> None:
+        self.at = at
+        self.request = request
+        self.replica = replica
+        self.outcome = outcome
+        self.usage = usage
+        self.choice = choice
+        self.first_token_at = first_token_at
 
 
 @dataclass(slots=True)
@@ -75,7 +107,7 @@ class ReplicaChanged:
     was: State
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True)
 class LoadReported:
     """It, or other routers, told what it has to do."""
 
@@ -83,6 +115,11 @@ class LoadReported:
     replica: Replica
     load: Load | None
     """The engine's report; None when it was routers that told."""
+
+    def __init__(self, at: float, replica: Replica, load: Load | None) -> None:
+        self.at = at
+        self.replica = replica
+        self.load = load
 
 
 @dataclass(slots=True)

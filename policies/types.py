@@ -1,4 +1,8 @@
-"""The plain values that pass between a driver, the Balancer and a policy."""
+"""The plain values that pass between a driver, the Balancer and a policy.
+
+Of those that each request or report makes anew the `__init__` is written out: what `dataclass` makes of one is run by
+Python even where all is compiled, and takes ten times as long.
+"""
 
 from __future__ import annotations
 
@@ -74,30 +78,54 @@ TRIALS = 2
 """Requests that a replica on trial has in flight at most: enough that one huge prompt does not hold up the verdict."""
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True)
 class Load:
     """What an engine last said of itself. Absent numbers are None, never zero: unknown is not idle."""
 
     at: float
     """When it was said, seconds of the driver's clock."""
-    running: int | None = None
+    running: int | None
     """Requests in the running batch."""
-    waiting: int | None = None
+    waiting: int | None
     """Requests queued in the engine."""
-    waiting_tokens: int | None = None
+    waiting_tokens: int | None
     """Prompt tokens queued that are not in its cache."""
-    used_tokens: int | None = None
+    used_tokens: int | None
     """KV tokens in use by running requests."""
-    capacity_tokens: int | None = None
+    capacity_tokens: int | None
     """KV tokens that fit its GPU memory."""
-    host_capacity_tokens: int | None = None
+    host_capacity_tokens: int | None
     """KV tokens that fit its host tier."""
-    prefill_tokens_per_s: float | None = None
+    prefill_tokens_per_s: float | None
     """Measured prefill speed."""
-    own_running: int = 0
+    own_running: int
     """Our own requests there when it was said, so that others' can be told apart."""
-    own_tokens: int = 0
+    own_tokens: int
     """Our own unprefilled tokens there when it was said."""
+
+    def __init__(
+        self,
+        at: float,
+        running: int | None = None,
+        waiting: int | None = None,
+        waiting_tokens: int | None = None,
+        used_tokens: int | None = None,
+        capacity_tokens: int | None = None,
+        host_capacity_tokens: int | None = None,
+        prefill_tokens_per_s: float | None = None,
+        own_running: int = 0,
+        own_tokens: int = 0,
+    ) -> None:
+        self.at = at
+        self.running = running
+        self.waiting = waiting
+        self.waiting_tokens = waiting_tokens
+        self.used_tokens = used_tokens
+        self.capacity_tokens = capacity_tokens
+        self.host_capacity_tokens = host_capacity_tokens
+        self.prefill_tokens_per_s = prefill_tokens_per_s
+        self.own_running = own_running
+        self.own_tokens = own_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -176,7 +204,7 @@ class Replica:
         self.salt = b"\x00" + self.id.encode()
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True)
 class Resident:
     """A candidate that holds KV of the request's conversation."""
 
@@ -185,53 +213,100 @@ class Resident:
     """Prompt tokens believed to be in its cache, either tier."""
     gpu_tokens: int
     """Those of them that need not be loaded from the host tier."""
-    own: bool = True
+    own: bool
     """Held for this very branch; else for one that shares its beginning."""
-    whole: bool = True
+    whole: bool
     """The prompt goes on from all that was computed there, not from a part of it."""
 
+    def __init__(self, replica: Replica, tokens: int, gpu_tokens: int, own: bool = True, whole: bool = True) -> None:
+        self.replica = replica
+        self.tokens = tokens
+        self.gpu_tokens = gpu_tokens
+        self.own = own
+        self.whole = whole
 
-@dataclass(slots=True)
+
+@dataclass(init=False, slots=True)
 class Request:
     """What is known of a request when it must be placed."""
 
-    key: bytes | None = None
+    key: bytes | None
     """Affinity key: digest of session (and agent), or of the conversation. None: nothing to hold on to."""
-    parent: bytes | None = None
+    parent: bytes | None
     """Key of the session or agent that spawned this one."""
-    fingerprint: int = 0
+    fingerprint: int
     """Of the conversation's beginning; 0 when it was not looked at."""
-    prompt_tokens: int = 0
+    prompt_tokens: int
     """Estimated prompt size; corrected by the Balancer for conversations it knows."""
-    blocks: tuple[int, ...] = ()
+    blocks: tuple[int, ...]
     """Chained hashes of the raw body's blocks; empty when they were not asked for."""
-    turn: bool = True
+    turn: bool
     """It is a turn of a conversation, so that its KV stays. Others (lists, embeddings, token counts) go home too."""
-    pool: str = ""
+    pool: str
     """Whose replicas it may be sent to. Keys of two pools are never equal: the driver sees to that."""
-    proposed: Choice | None = None
+    proposed: Choice | None
     """Of `Balancer.propose`, when the driver has told others of it: it holds while nothing is known of the session."""
-    residents: tuple[Resident, ...] = ()
+    residents: tuple[Resident, ...]
     """Set by the Balancer: the branch's own homes first, each replica once. Only candidates."""
-    known: bool = False
+    known: bool
     """Set by the Balancer: the session is remembered, whether or not its homes can be used now."""
-    lost: bool = False
+    lost: bool
     """Set by the Balancer: a home of its conversation cannot take it now."""
-    concurrent: bool = False
+    concurrent: bool
     """Set by the Balancer: other requests of its conversation are under way."""
-    last_home: Replica | None = None
+    last_home: Replica | None
     """Set by the Balancer when the conversation is not known, but its session is and nothing of it is under way: the
     candidate that served the session last."""
-    once_tokens: int = 0
+    once_tokens: int
     """Set by the Balancer: the most of its prompt that any one replica ever held."""
-    failed: tuple[Replica, ...] = ()
+    failed: tuple[Replica, ...]
     """Replicas already tried for this request; never candidates again. While it is placed, those at a cap, too."""
-    estimate_tokens: int = -1
+    estimate_tokens: int
     """Set by the Balancer: `prompt_tokens` as the driver estimated them."""
-    response: bytes | None = None
+    response: bytes | None
     """Key of the response that it goes on from, asks for or cancels, see `policies.responses`."""
-    issuer: Replica | None = None
+    issuer: Replica | None
     """Set by the Balancer: the replica that has that response, when it was chosen for that alone."""
+
+    def __init__(
+        self,
+        key: bytes | None = None,
+        parent: bytes | None = None,
+        fingerprint: int = 0,
+        prompt_tokens: int = 0,
+        blocks: tuple[int, ...] = (),
+        turn: bool = True,
+        pool: str = "",
+        proposed: Choice | None = None,
+        residents: tuple[Resident, ...] = (),
+        known: bool = False,
+        lost: bool = False,
+        concurrent: bool = False,
+        last_home: Replica | None = None,
+        once_tokens: int = 0,
+        failed: tuple[Replica, ...] = (),
+        estimate_tokens: int = -1,
+        response: bytes | None = None,
+        issuer: Replica | None = None,
+    ) -> None:
+        self.key = key
+        self.parent = parent
+        self.fingerprint = fingerprint
+        self.prompt_tokens = prompt_tokens
+        self.blocks = blocks
+        self.turn = turn
+        self.pool = pool
+        self.proposed = proposed
+        self.residents = residents
+        self.known = known
+        self.lost = lost
+        self.concurrent = concurrent
+        self.last_home = last_home
+        self.once_tokens = once_tokens
+        self.failed = failed
+        self.estimate_tokens = estimate_tokens
+        self.response = response
+        self.issuer = issuer
 
 
 @dataclass(slots=True)
@@ -245,22 +320,40 @@ class Candidate:
     """What the cost is the sum of, by name."""
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True)
 class Choice:
     """A policy's answer."""
 
     replica: Replica
     reason: Reason
-    wait_s: float = 0.0
+    wait_s: float
     """Expected seconds in the queue before it, as far as the policy reckons in seconds."""
-    resident_tokens: int = 0
+    resident_tokens: int
     """Prompt tokens believed to be in its KV cache already, either tier."""
-    prefill_s: float = 0.0
+    prefill_s: float
     """Expected seconds to prefill the rest there; 0 when the policy does not say."""
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[Candidate, ...]
     """From `explain` only: the best few, the chosen one among them, by cost."""
-    unit: str = "s"
+    unit: str
     """Of the candidates' costs: seconds, or what the policy counts in; empty for a mere score."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        reason: Reason,
+        wait_s: float = 0.0,
+        resident_tokens: int = 0,
+        prefill_s: float = 0.0,
+        candidates: tuple[Candidate, ...] = (),
+        unit: str = "s",
+    ) -> None:
+        self.replica = replica
+        self.reason = reason
+        self.wait_s = wait_s
+        self.resident_tokens = resident_tokens
+        self.prefill_s = prefill_s
+        self.candidates = candidates
+        self.unit = unit
 
 
 class Cause(StrEnum):
@@ -297,13 +390,20 @@ OUTCOMES = {(cause, phase): Outcome(cause, phase) for cause in Cause for phase i
 """One object for each: drivers take these rather than make a new one for every request."""
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True)
 class Usage:
     """What an engine reported of one answer, in tokens. None: not reported."""
 
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    completion_tokens: int | None
+
+    def __init__(
+        self, prompt_tokens: int | None = None, cached_tokens: int | None = None, completion_tokens: int | None = None
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens = cached_tokens
+        self.completion_tokens = completion_tokens
 
 
 @dataclass(slots=True)

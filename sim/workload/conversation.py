@@ -10,7 +10,7 @@ from hashlib import blake2b
 from xxhash import xxh3_64_intdigest
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True)
 class Turn:
     """One request."""
 
@@ -22,10 +22,28 @@ class Turn:
     output_tokens: int
     fingerprint: int
     """Of the conversation's beginning; a shared-prefix fork has its parent's."""
-    forks: tuple[Conversation, ...] = ()
+    forks: tuple[Conversation, ...]
     """Started by its answer."""
-    patience_s: float = math.inf
+    patience_s: float
     """After so many seconds without a first token its client leaves."""
+
+    def __init__(
+        self,
+        gap_s: float,
+        pages: list[int],
+        prompt_tokens: int,
+        output_tokens: int,
+        fingerprint: int,
+        forks: tuple[Conversation, ...] = (),
+        patience_s: float = math.inf,
+    ) -> None:
+        self.gap_s = gap_s
+        self.pages = pages
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.fingerprint = fingerprint
+        self.forks = forks
+        self.patience_s = patience_s
 
 
 @dataclass(slots=True, eq=False)
