@@ -35,13 +35,10 @@ class Batch:
     @property
     def used_tokens(self) -> int:
         """Tokens in pages that running requests hold or share; cached and unused ones are not counted."""
-        if not self.running:
-            return 0
-        page = self.limits.page_size
-        private = sum([work.pages_held for work in self.decoding()])
-        for work in self.prefilling:
+        page, private = self.limits.page_size, self.cache.allocated_pages
+        for work in self.prefilling:  # of these only what is computed so far
             assert work.node is not None
-            private += max(0, -(-work.context_tokens // page) - work.node.end)
+            private += max(0, -(-work.context_tokens // page) - work.node.end) - work.pages_held
         return (self.cache.pinned_pages + private) * page
 
     @property
