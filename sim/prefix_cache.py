@@ -1,8 +1,8 @@
 """The KV pool of one replica: pages in use by requests, and pages cached for reuse in a radix tree.
 
 Pages are named by *chained* hashes: a page's name covers everything before it too. So two sequences that agree in
-page i agree in all pages before i, and how much of a sequence is cached is found by halving instead of by walking.
-What names are made of does not matter here.
+page i agree in all pages before i: a node is found by its first page alone, and its last page tells whether a sequence
+goes on beyond it. What names are made of does not matter here.
 
 With a host tier the same tree covers both: what the GPU drops stays in the tree as long as the host has a copy of it.
 When the copy is made is the write policy's business (see `HostWrite`).
@@ -11,7 +11,6 @@ When the copy is made is the write policy's business (see `HostWrite`).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Sequence
 from enum import StrEnum
 
 SELECTIVE_HITS = 2
@@ -49,7 +48,7 @@ class Node:
         "used",
     )
 
-    def __init__(self, pages: Sequence[Hashable], parent: Node | None, serial: int, used: int = 0) -> None:
+    def __init__(self, pages: list[int], parent: Node | None, serial: int, used: int = 0) -> None:
         self.pages = pages
         self.parent = parent
         self.end: int = len(pages) + (parent.end if parent is not None else 0)
@@ -100,9 +99,11 @@ class PrefixCache:
         """Of the cached pages, those no eviction may take."""
         self.copied_pages = 0
         """Pages of the tree that the host has."""
+        self.tree_pages = 0
+        """Pages of the tree in either tier."""
         self._root = Node([], None, 0)
-        self._node_of: dict[Hashable, Node] = {}
-        """Where each page of the tree is."""
+        self._nodes: dict[int, Node] = {}
+        """All but the root, by their first pages."""
         self._gpu_heap: list[tuple[int, int, Node]] = []
         """What the GPU may drop, by last use. An entry may be older than its node's last use, never younger."""
         self._host_heap: list[tuple[int, int, Node]] = []
@@ -124,37 +125,25 @@ class PrefixCache:
         """Pages that `allocate` could give."""
         return self.capacity_pages - self.allocated_pages - self.pinned_pages
 
-    @property
-    def tree_pages(self) -> int:
-        """Pages of the tree in either tier."""
-        return len(self._node_of)
-
-    def match(self, pages: Sequence[Hashable], limit: int) -> tuple[Node, int]:
+    def match(self, pages: list[int], limit: int) -> tuple[Node, int]:
         """The deepest node in GPU memory on the way of `pages[:limit]`, and how many of them are. Counts as a use."""
         self._tick += 1
-        node = self._node(pages, self.resident(pages, limit))
+        node = self._node(self._root, pages, limit)
         while not node.on_gpu:
             assert node.parent is not None
             node = node.parent
         node.used = self._tick
         return node, node.end
 
-    def match_host(self, node: Node, pages: Sequence[Hashable], limit: int) -> tuple[Node, int]:
+    def match_host(self, node: Node, pages: list[int], limit: int) -> tuple[Node, int]:
         """As `match` in either tier; `node` is what it found. Part of the same use."""
-        node = self._node(pages, self.resident(pages, limit, node.end))
+        node = self._node(node, pages, limit)
         node.used = self._tick
         return node, node.end
 
-    def resident(self, pages: Sequence[Hashable], limit: int, known: int = 0) -> int:
-        """How many of `pages[:limit]` are in either tier; at least `known` are. Not a use: changes nothing."""
-        node_of = self._node_of
-        while known < limit:
-            middle = (known + limit + 1) // 2
-            if pages[middle - 1] in node_of:
-                known = middle
-            else:
-                limit = middle - 1
-        return known
+    def resident(self, pages: list[int], limit: int) -> int:
+        """How many of `pages[:limit]` are in either tier. Not a use: changes nothing."""
+        return self._way(self._root, pages, limit)[1]
 
     def pin(self, node: Node) -> None:
         """Keeps the node and all above it from eviction, until unpinned as often."""
@@ -201,7 +190,7 @@ class PrefixCache:
             node = node.parent
 
     def insert(
-        self, pages: Sequence[Hashable], count: int, handed: int, node: Node | None = None, *, unfinished: bool = False
+        self, pages: list[int], count: int, handed: int, node: Node | None = None, *, unfinished: bool = False
     ) -> Node:
         """Stores `pages[:count]`, the last `handed` of which the caller has allocated and now gives away.
 
@@ -211,9 +200,8 @@ class PrefixCache:
         """
         self._tick += 1
         node = node or self._root
-        if node.end < count and pages[node.end] in self._node_of:
-            node = self._node(pages, self.resident(pages, count, node.end + 1))
-            step = node
+        if node.end < count and pages[node.end] in self._nodes:
+            node = step = self._node(node, pages, count)
             while not step.on_gpu:  # computed anew, though the host had it
                 self._to_gpu(step)
                 assert step.parent is not None
@@ -221,8 +209,8 @@ class PrefixCache:
         if node.end < count:
             self._serial += 1
             child = Node(pages[node.end : count], node, self._serial)
-            for page in child.pages:
-                self._node_of[page] = child
+            self._nodes[child.pages[0]] = child
+            self.tree_pages += len(child.pages)
             node.children += 1
             node.on_gpu_children += 1
             self.cached_pages += len(child.pages)
@@ -240,12 +228,24 @@ class PrefixCache:
         self._evict(self.evictable_pages)
         self._evict_host(self.tree_pages - self.cached_pages)
 
-    def _node(self, pages: Sequence[Hashable], count: int) -> Node:
-        """The node of the last of the first `count` pages, cut so that it ends there. They are in the tree."""
-        if not count:
-            return self._root
-        node = self._node_of[pages[count - 1]]
-        return node if node.end == count else self._split(node, count)
+    def _node(self, node: Node, pages: list[int], limit: int) -> Node:
+        """The last node on the way of `pages[:limit]` from a node of theirs on, cut so that it ends where they part."""
+        last, end = self._way(node, pages, limit)
+        return last if last.end == end else self._split(last, end)
+
+    def _way(self, node: Node, pages: list[int], limit: int) -> tuple[Node, int]:
+        """The same uncut, and how many of the pages it and those above it hold."""
+        nodes = self._nodes
+        end = node.end
+        while end < limit:
+            below = nodes.get(pages[end])
+            if below is None:
+                break
+            node = below
+            start, end = end, node.end
+            if end > limit or pages[end - 1] != node.pages[-1]:
+                return node, start + _common(node.pages, pages[start : min(end, limit)])
+        return node, end
 
     def _to_gpu(self, node: Node) -> None:
         node.on_gpu = True
@@ -340,8 +340,8 @@ class PrefixCache:
         leaf.parent = None
         if leaf.on_host:
             self.copied_pages -= len(leaf.pages)
-        for page in leaf.pages:
-            del self._node_of[page]
+        del self._nodes[leaf.pages[0]]
+        self.tree_pages -= len(leaf.pages)
         self._list(parent)
 
     def _split(self, node: Node, end: int) -> Node:
@@ -357,8 +357,19 @@ class PrefixCache:
         upper.on_host = node.on_host
         upper.hits = node.hits
         upper.pins = int(node.pins > 0)
-        for page in upper.pages:
-            self._node_of[page] = upper
         node.pages = node.pages[at:]
         node.parent = upper
+        self._nodes[upper.pages[0]], self._nodes[node.pages[0]] = upper, node
         return upper
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """How many leading pages two sequences have in common; as names are chained, equal once is equal before."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
