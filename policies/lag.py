@@ -75,7 +75,10 @@ def judge(replicas: Iterable[Replica], now: float) -> list[Replica]:
     quicker than expected and short ones later, and replicas that get more of the one than of the other are not slow.
     The median of an even number is the lower of the two in the middle: of two replicas the quicker one is the measure.
     """
-    seen = [(*replica.speed.lag.mean(now), replica) for replica in replicas]
+    seen = []
+    for replica in replicas:
+        mean, weight = replica.speed.lag.mean(now)
+        seen.append((mean, weight, replica))
     means = sorted([mean for mean, weight, _ in seen if weight >= 1.0])
     median = means[(len(means) - 1) // 2] if means else 0.0
     changed = []
