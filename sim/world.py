@@ -243,7 +243,7 @@ class World:
         if kept and pages[kept - 1] != before[kept - 1]:
             kept = 0
         new = [(name * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF for name in pages[kept:]]
-        thread.block_pages, thread.blocks = pages, (*thread.blocks[:kept], *new)
+        thread.block_pages, thread.blocks = pages, thread.blocks[:kept] + tuple(new)
         return thread.blocks
 
     def _give_up(self, call: Call) -> None:
@@ -346,14 +346,15 @@ class World:
             cold = self._servers.least(Role.COLD) if new > self.fleet.cold_tokens else None
             if cold is not None:
                 place, output = cold, 1
-        self._engage(call, *{server: None, place: None})
+        self._engage(call, server)
+        if place is not server:
+            self._engage(call, place)
         self._submit(call, place, Work(turn.pages, turn.prompt_tokens, output, MAX_NEW_TOKENS if output > 1 else 1))
 
-    def _engage(self, call: Call, *places: Server) -> None:
-        for server in places:
-            server.engaged += 1
-            server.tokens += call.turn.prompt_tokens
-        call.places += places
+    def _engage(self, call: Call, server: Server) -> None:
+        server.engaged += 1
+        server.tokens += call.turn.prompt_tokens
+        call.places += (server,)
 
     def _submit(self, call: Call, server: Server, work: Work) -> None:
         call.work, call.at = work, server
