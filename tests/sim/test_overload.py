@@ -34,7 +34,7 @@ def _sum(key: str, name: str, load: float) -> float:
 def test_past_the_cliff_those_let_in_are_served_as_below_it() -> None:
     below, alone, gated = ("int4", 0.95), ("int4", 1.5), ("int4-gate", 1.5)
     assert _sum("ttft_placed_p99_s", *alone) > 5 * _sum("ttft_placed_p99_s", *below)
-    assert _sum("tokens_per_s", *alone) < 0.85 * _sum("tokens_per_s", *below)
+    assert _sum("tokens_per_s", *alone) < 0.9 * _sum("tokens_per_s", *below)
     # 1.15 in fleets of 16 and runs of half an hour: see the table. A percentile of so few requests is not as exact.
     assert _sum("ttft_placed_p99_s", *gated) <= 1.3 * _sum("ttft_placed_p99_s", *below)
     assert _sum("tokens_per_s", *gated) >= 0.85 * _sum("tokens_per_s", *below)
