@@ -184,11 +184,12 @@ def synthetic_bars(data: Runs) -> list[str]:
     bars.at_most("excess mean / rendezvous", "r80", 0.30, data.ratio(["r80"], STAR, hrw, "excess_mean_s"), whole=True)
     for peer, bound in (("bounded_load", 0.60), ("weighted_score", 0.75), ("kv_cost", 0.60)):
         bars.at_most(f"p99 / {peer}", "r80", bound, data.ratio(["r80"], STAR, peer, key), whole=True)
+    keepers = [peer for peer in ("sticky", "prefix_aware", "dual_choice") if peer in data.labels]
     for name in _of(data, "r80", "r95", "burst80", "scaleout"):
         for figure, title, bound in (("ttft_p99_s", "p99", 1.05), ("excess_mean_s", "excess mean", 0.95)):
-            rival = data.best([name], ("sticky", "prefix_aware", "dual_choice"), figure)
+            rival = data.best([name], keepers, figure)
             bars.at_most(
-                f"{title} / best of sticky, prefix_aware, dual_choice ({rival})",
+                f"{title} / best of {', '.join(keepers)} ({rival})",
                 name,
                 bound,
                 data.ratio([name], STAR, rival, figure),
