@@ -52,7 +52,7 @@ async def test_replicas_and_sessions_of_a_running_router(tmp_path: Path) -> None
     assert table.stdout.splitlines()[1].split()[:3] == [replica.url, "ready", "0"]
     assert [found["url"] for found in json.loads(listed.stdout)] == [replica.url]
     head, row, blank, summary, sentence = new.stdout.splitlines()
-    assert head.split()[:4] == ["REPLICA", "COST", "QUEUE", "PREFILL"]
+    assert head.split()[:5] == ["REPLICA", "COST", "QUEUE", "ROOM", "PREFILL"]
     assert row.split()[:2] == ["*", replica.url]
     assert (blank, summary) == ("", "session_affinity, new: 1000 prompt tokens")
     assert sentence.startswith(f"goes to {replica.url}: nothing is known of it; ")
