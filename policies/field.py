@@ -294,7 +294,7 @@ class Field:
             left = rates.left(self._tau_s, now)
             arrivals, busy = rates.arrivals * left, rates.busy * left
         crowding = self._theta_s * live / capacity
-        others_held = room.others_tokens(replica, now) if replica.others_running else 0
+        others_held = room.others_tokens(replica, now)
         self._rows[:, self._places[replica]] = (
             replica.prefill_ends,
             cost.others_s(replica, now),

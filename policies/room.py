@@ -6,6 +6,8 @@ merely cached makes room. Until then it waits, resident or not, and everyone beh
 
 from __future__ import annotations
 
+from math import inf
+
 from policies import cost
 from policies.types import Replica
 
@@ -27,7 +29,7 @@ def free_tokens(replica: Replica) -> float:
     capacity is not known."""
     capacity = replica.cache.gpu_tokens
     if capacity is None:
-        return float("inf")
+        return inf
     return float(capacity - replica.held_tokens - (replica.in_flight + 1) * ANSWER_TOKENS)
 
 
@@ -37,9 +39,7 @@ def wait_s(replica: Replica, prompt_tokens: int, now: float) -> float:
     Each of those that run ends, on average, within a mean answer of any moment, and gives back all that it holds: the
     first of `running` within that part of it, and so many tokens within the part that they are of the capacity.
     """
-    over = prompt_tokens - free_tokens(replica)
-    if replica.others_running:
-        over += others_tokens(replica, now)
+    over = prompt_tokens - free_tokens(replica) + others_tokens(replica, now)
     if over <= 0.0:
         return 0.0
     running, capacity = cost.requests(replica, now), replica.cache.gpu_tokens

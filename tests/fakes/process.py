@@ -57,7 +57,7 @@ class Process:
 
     def __init__(self, command: Sequence[str | Path], log: Path) -> None:
         self.log = log
-        self.lines: deque[str] = deque(maxlen=MAX_LINES)
+        self._lines: deque[str] = deque(maxlen=MAX_LINES)
         self._changed = threading.Condition()
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
@@ -78,6 +78,12 @@ class Process:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    @property
+    def lines(self) -> list[str]:
+        """Those of its standard output so far, in a list of its own: more may come at any moment."""
+        with self._changed:
+            return list(self._lines)
 
     @property
     def pid(self) -> int:
@@ -109,7 +115,7 @@ class Process:
         deadline = time.monotonic() + limit_s
         with self._changed:
             while True:
-                for line in self.lines:
+                for line in self._lines:
                     if match(line):
                         return line
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
@@ -147,7 +153,7 @@ class Process:
             for raw in output:
                 sink.write(raw)
                 with self._changed:
-                    self.lines.append(raw.decode(errors="replace").rstrip("\n"))
+                    self._lines.append(raw.decode(errors="replace").rstrip("\n"))
                     self._changed.notify_all()
 
 

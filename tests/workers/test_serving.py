@@ -44,7 +44,7 @@ async def test_both_serve_and_are_told_of_as_one(manned: Manned) -> None:
 
 def _ids(manned: Manned) -> Any:
     async def ids() -> set[str]:
-        lines = [json.loads(line) for line in list(manned.router.lines)]
+        lines = [json.loads(line) for line in manned.router.lines]
         return {line["request_id"] for line in lines}
 
     return ids
