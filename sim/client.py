@@ -57,7 +57,7 @@ class Call:
         """While it waits to be placed."""
         self.lease: Lease | None = None
         self.places: tuple[Server, ...] = ()
-        """The leased one, and the other when two replicas work on it."""
+        """The leased one, and the others that work on it."""
         self.work: Work | None = None
         self.at: Server | None = None
         """Where that work is."""

@@ -17,9 +17,10 @@ class Role(StrEnum):
     PREFILL = "prefill"
     """The policy picks them; the KV of a prompt then goes to the decode replica with the fewest tokens."""
     DECODE = "decode"
-    """They decode what prefill replicas send. No prefix cache, which is SGLang's default for them."""
+    """They decode what prefill or warm replicas send. No prefix cache, which is SGLang's default for them."""
     WARM = "warm"
-    """The policy picks them; a prompt of which too much would be new there is computed on a cold replica."""
+    """The policy picks them; a prompt of which too much would be new there is computed on a cold replica. They decode,
+    too, unless there are replicas for that."""
     COLD = "cold"
     """They compute long new prompts, whose KV goes to the warm replica that the policy picked: cache-aware
     disaggregation, in which cold prefills do not stand in the way of warm ones (Together AI, "CPD")."""
@@ -32,6 +33,7 @@ _TOGETHER = (
     frozenset((Role.UNIFIED,)),
     frozenset((Role.PREFILL, Role.DECODE)),
     frozenset((Role.WARM, Role.COLD)),
+    frozenset((Role.WARM, Role.COLD, Role.DECODE)),
 )
 
 
@@ -68,7 +70,7 @@ class Fleet:
         if roles not in _TOGETHER:
             raise ValueError(
                 f"fleet: roles {', '.join(sorted(roles)) or 'none'}; must be unified alone, or prefill with decode, "
-                "or warm with cold"
+                "or warm with cold, with decode or without"
             )
         names = [group.name for group in self.groups]
         for name in names:
@@ -81,6 +83,11 @@ class Fleet:
     def page_size(self) -> int:
         """Tokens; the same everywhere, so that a page has one name."""
         return self.groups[0].limits.page_size
+
+    @property
+    def decodes_apart(self) -> bool:
+        """Whether those that the policy picks send on what they have prefilled."""
+        return any(group.role is Role.DECODE for group in self.groups)
 
     @property
     def replicas(self) -> int:

@@ -4,8 +4,8 @@ A router's part is the very `policies.balancer.Balancer`, told of each event in 
 tells it: a lease is acquired, the first token comes, the lease is finished with what the engine says it used. What a
 policy sees is what a router could know: reports are a second apart and late, prompt sizes are guesses from bytes.
 
-When two replicas work on a request (see `sim.fleet.Role`), the lease is on the one that the policy picked, from
-beginning to end; its first token is there when the second replica has the KV and has begun to decode.
+When several replicas work on a request (see `sim.fleet.Role`), the lease is on the one that the policy picked, from
+beginning to end; its first token is there when the last of them has the KV and has begun to decode.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class World:
     ) -> None:
         self.engine = Engine()
         self.fleet = fleet
+        self._decodes_apart = fleet.decodes_apart
         self.measure = measure
         self.live = 0
         """Sessions that have begun and not ended."""
@@ -338,10 +339,8 @@ class World:
         if thread.conversation.main and served.tries == 1:
             self._placed(thread, turn, served, server)
         thread.last = server
-        place, output = server, turn.output_tokens
-        if server.group.role is Role.PREFILL:
-            output = 1
-        elif server.group.role is Role.WARM:
+        place, output = server, self._output_of(turn)
+        if server.group.role is Role.WARM:
             new = call.request.prompt_tokens - lease.choice.resident_tokens
             cold = self._servers.least(Role.COLD) if new > self.fleet.cold_tokens else None
             if cold is not None:
@@ -350,6 +349,10 @@ class World:
         if place is not server:
             self._engage(call, place)
         self._submit(call, place, Work(turn.pages, turn.prompt_tokens, output, MAX_NEW_TOKENS if output > 1 else 1))
+
+    def _output_of(self, turn: Turn) -> int:
+        """Tokens that whoever the policy picks produces of the answer."""
+        return 1 if self._decodes_apart else turn.output_tokens
 
     def _engage(self, call: Call, server: Server) -> None:
         server.engaged += 1
@@ -444,7 +447,7 @@ class World:
             if not work.transferred:
                 self._prefill_begun(server, call, work)
         elif work.stage is Stage.DECODE:
-            if work.transferred or work.output_tokens == call.turn.output_tokens:
+            if work.output_tokens == call.turn.output_tokens:
                 assert call.lease is not None
                 call.served.first_token = at
                 call.lease.first_token(at)
@@ -498,8 +501,8 @@ class World:
             self._lost(call, target if target.boots != boots[1] else source)
             return
         turn = call.turn
-        pages = turn.pages if target.group.role is Role.WARM else []
-        work = Work(pages, turn.prompt_tokens, turn.output_tokens, MAX_NEW_TOKENS, transferred=True)
+        pages, output = (turn.pages, self._output_of(turn)) if target is call.places[0] else ([], turn.output_tokens)
+        work = Work(pages, turn.prompt_tokens, output, MAX_NEW_TOKENS if output > 1 else 1, transferred=True)
         self._submit(call, target, work)
 
     def _done(self, call: Call, work: Work, at: float) -> None:

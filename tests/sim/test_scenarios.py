@@ -121,7 +121,8 @@ FAULTS = [
     ({"events": [{"kind": "crash", "at_s": 3, "group": "x"}]}, "r80: events.0.group: no group 'x'; known: r"),
     (
         {"fleet.role": "warm"},
-        "r80: fleet: roles warm; must be unified alone, or prefill with decode, or warm with cold",
+        "r80: fleet: roles warm; must be unified alone, or prefill with decode, or warm with cold, "
+        "with decode or without",
     ),
     ({"fleet.role": "tepid"}, "r80: fleet.0.role: Input should be 'unified', 'prefill', 'decode', 'warm' or 'cold'"),
     ({"fleet.accept_length": 0.5}, "r80: fleet.0.accept_length: Input should be greater than or equal to 1"),

@@ -109,6 +109,11 @@ FLEETS: dict[str, tuple[Group, ...]] = {
         Group(2, TIMES, Limits(691_000, PAGE), "d", Role.DECODE),
     ),
     "warm and cold": (Group(3, TIMES, LIMITS, "w", Role.WARM), Group(1, TIMES, LIMITS, "c", Role.COLD)),
+    "warm, cold and decode": (
+        Group(2, TIMES, Limits(691_000, PAGE), "d", Role.DECODE),
+        Group(2, TIMES, LIMITS, "w", Role.WARM),
+        Group(1, TIMES, LIMITS, "c", Role.COLD),
+    ),
 }
 
 
@@ -139,7 +144,7 @@ def test_what_is_asked_is_answered_and_load_ends_at_zero(what: str, fleet: str, 
         assert world.measure.broken + sum(s.tries > 1 for s in served) > 0
     else:
         assert world.measure.broken == 0
-    assert len(world.servers) == {"scale-out": 5, "scale-in": 3}.get(what, 4)
+    assert len(world.servers) == world.fleet.replicas + {"scale-out": 1, "scale-in": -1}.get(what, 0)
 
 
 @pytest.mark.parametrize("fleet", FLEETS)
@@ -161,7 +166,8 @@ def test_tokens_are_conserved(fleet: str, host_write: HostWrite) -> None:
     handed = sum(t.finished for t in totals) - len(served)
     assert sum(t.output_tokens for t in totals) == sum(s.output_tokens for s in served) + handed
     assert (handed > 0) == (len({group.role for group in groups}) > 1)
-    assert sum(t.transferred_tokens > 0 for t in totals) == (0 if not handed else 3 if fleet[0] == "w" else 2)
+    to = {server.group.role for server in world.servers if server.replica.totals.transferred_tokens}
+    assert to == {group.role for group in groups} & {Role.WARM, Role.DECODE}
 
 
 def test_every_prompt_token_is_found_or_regretted_or_new() -> None:
@@ -253,6 +259,7 @@ def test_events_befall_the_group_that_is_named() -> None:
         ((), "roles none; must be"),
         ((Role.PREFILL,), "roles prefill; must be unified alone, or prefill with decode, or warm with cold"),
         ((Role.UNIFIED, Role.COLD), "roles cold, unified"),
+        ((Role.COLD, Role.DECODE), "or warm with cold, with decode or without"),
         ((Role.UNIFIED, Role.UNIFIED), "two groups are named 'r'"),
     ],
 )
@@ -315,6 +322,20 @@ def test_long_new_prompts_are_computed_apart_and_resident_where_the_policy_said(
     assert len(first) > 5
     assert cold.replica.totals.prompt_tokens >= sum(s.prompt_tokens for s in first)
     # What came from the cold replica is found by the turns that follow.
+    assert sum(s.cached_tokens for s in later) > 0.85 * sum(s.prompt_tokens for s in later)
+
+
+def test_with_three_pools_warm_ones_only_prefill_and_keep_what_cold_ones_computed() -> None:
+    world = drained(Plan(FLEETS["warm, cold and decode"], synthetic=Synthetic(turns=6.0, forks=NO_FORKS)))
+    totals = {role: [s.replica.totals for s in world.servers if s.group.role is role] for role in Role}
+    assert all(t.decode_steps == 0 for t in totals[Role.WARM] + totals[Role.COLD])
+    assert all(t.prefill_tokens == 0 and t.decode_steps > 0 for t in totals[Role.DECODE])
+    # Every prompt reaches a decode replica once; long new ones have been to a warm one on their way.
+    decoded = sum(s.prompt_tokens for s in world.measure.served if s.output_tokens > 1)
+    assert sum(t.transferred_tokens for t in totals[Role.DECODE]) == decoded
+    first = [s for s in world.measure.served if s.name.endswith("#0") and s.prompt_tokens > 40_000]
+    assert sum(t.transferred_tokens for t in totals[Role.WARM]) >= sum(s.prompt_tokens for s in first) > 0
+    later = [s for s in world.measure.served if not s.name.endswith("#0")]
     assert sum(s.cached_tokens for s in later) > 0.85 * sum(s.prompt_tokens for s in later)
 
 
