@@ -8,6 +8,7 @@ GRID_S, so that asking more often changes nothing.
 from __future__ import annotations
 
 from math import exp, floor, inf
+from struct import Struct
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,7 @@ class Field:
         "_beta",
         "_busy",
         "_capacity",
+        "_columns",
         "_dirty",
         "_expires",
         "_free",
@@ -49,14 +51,15 @@ class Field:
         "_live",
         "_others_held",
         "_others_running",
+        "_packed",
         "_places",
         "_rates",
-        "_rows",
         "_spread_s",
         "_stall",
         "_tau_s",
         "_theta_s",
         "_told",
+        "_unpacked",
         "answer",
         "arrivals",
         "born",
@@ -139,17 +142,21 @@ class Field:
         """Places that nobody has."""
         self.least_factor = NOBODYS_FACTOR
         """The best speed there is, or was since time last went on."""
-        self._rows: Vector = np.empty((len(_NOBODYS), 0))
-        """All of the vectors, so that a place's elements can be set in one operation."""
+        self._columns: Vector = np.empty((0, len(_NOBODYS)))
+        """The elements of each place in all of the vectors, so that they can be set in one operation."""
+        self._packed = bytearray(_PACKED.size)
+        """One place's elements to be: numpy takes them from an array sooner than from numbers."""
+        self._unpacked: Vector = np.frombuffer(self._packed)
+        """The same, as that array."""
         self._grow()
 
     def _grow(self) -> None:
         old = len(self.replicas)
         size = 2 * old or PLACES
         rows = np.empty((len(_NOBODYS), size))
-        rows[:, :old] = self._rows
+        rows[:, :old] = self._columns.T
         rows[:, old:] = np.array(_NOBODYS)[:, np.newaxis]
-        self._rows = rows
+        self._columns = rows.T
         (
             self.ends,
             self.others,
@@ -208,7 +215,7 @@ class Field:
             self._dirty.discard(replica)
             self.replicas[i] = None
             self._told[i] = ()
-            self._rows[:, i] = _NOBODYS
+            self._columns[i] = _NOBODYS
             self._free.append(i)
 
     # What happens
@@ -295,7 +302,9 @@ class Field:
             arrivals, busy = rates.arrivals * left, rates.busy * left
         crowding = self._theta_s * live / capacity
         others_held = room.others_tokens(replica, now)
-        self._rows[:, self._places[replica]] = (
+        _PACKED.pack_into(
+            self._packed,
+            0,
             replica.prefill_ends,
             cost.others_s(replica, now),
             running,
@@ -320,6 +329,7 @@ class Field:
             replica.started,
             replica.weight,
         )
+        self._columns[self._places[replica]] = self._unpacked
 
 
 def _expiry(replica: Replica, now: float) -> float:
@@ -339,3 +349,5 @@ _NOBODYS = (
     *(0.0, 0.0, 0.0),  # born, started, weight
 )
 """The elements of a place that no replica has, in the order of the rows."""
+
+_PACKED = Struct(f"{len(_NOBODYS)}d")
