@@ -82,9 +82,10 @@ class Prefill:
     def seconds(self, new_tokens: int, prefix_tokens: int) -> float:
         """All passes of a prompt whose first `prefix_tokens` are resident; 0 when nothing is new."""
         total = 0.0
-        end = prefix_tokens + new_tokens
-        for start in range(prefix_tokens, end, CHUNK_TOKENS):
+        start, end = prefix_tokens, prefix_tokens + new_tokens
+        while start < end:
             total += self.chunk_seconds(min(CHUNK_TOKENS, end - start), start)
+            start += CHUNK_TOKENS
         return total
 
     def slowed(self, factor: float) -> Prefill:

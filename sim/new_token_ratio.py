@@ -53,6 +53,9 @@ class NewTokenRatio:
         self._from = min(1.0, produced / (possible + 1))
         self._steps = -1
 
-    def reserve(self, running: Iterable[Work]) -> float:
+    def reserve(self, running: list[Work]) -> float:
         """KV tokens to keep back for these requests."""
-        return self.value * sum([min(work.max_new_tokens - work.produced, CLIP_TOKENS) for work in running])
+        possible = 0
+        for work in running:
+            possible += min(work.max_new_tokens - work.produced, CLIP_TOKENS)
+        return self.value * possible

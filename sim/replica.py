@@ -13,7 +13,7 @@ is stopped at the next boundary when a request arrives or is aborted. Times and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from sim.batch import Batch
 from sim.hardware import CHUNK_TOKENS, Hardware
@@ -253,11 +253,13 @@ class Replica:
         step.load_seconds = load
         return step
 
-    def _pass_seconds(self, works: Sequence[Work], tokens: Sequence[int]) -> float:
+    def _pass_seconds(self, works: list[Work], tokens: list[int]) -> float:
         """One pass over parts of several prompts: its fixed time once, and what each part takes beyond it."""
         prefill = self.hardware.prefill
-        seconds = [prefill.chunk_seconds(part, work.prefilled_tokens) for work, part in zip(works, tokens, strict=True)]
-        return sum(seconds) - (len(seconds) - 1) * prefill.a
+        seconds = 0.0
+        for i, work in enumerate(works):
+            seconds += prefill.chunk_seconds(tokens[i], work.prefilled_tokens)
+        return seconds - (len(works) - 1) * prefill.a
 
     def _beside_seconds(self, decoding: int) -> float:
         """What decoding adds to a prefill pass: its step without what the pass does anyway, reading the weights.
@@ -271,18 +273,27 @@ class Replica:
 
     def _decode_step(self, now: float) -> Step:
         running = self.running
-        missing = sum([work.room < 0 for work in running])
+        missing = 0
+        for work in running:
+            if work.room < 0:
+                missing += 1
         if missing:
             if missing > self.cache.available_pages:
                 self._batch.retract(speculating=self.hardware.accept_length != 1.0)
             self._batch.grow(1)
+        # A loop, as lists for `sum` and `min` would take several times as long when compiled.
+        tokens, count = 0, running[0].output_tokens
+        for work in running:
+            tokens += work.prompt_tokens + work.produced
+            left = work.output_tokens - work.produced
+            if left < count:
+                count = left
         batch = len(running)
-        context = sum([work.prompt_tokens + work.produced for work in running]) / batch
+        context = tokens / batch
         first, slope, straight_to = self.hardware.token_line(batch, context)
         step = Step(now, now + first, [], [])
         step.count, step.first, step.slope = 1, first, slope
         if self._bulk:
-            count = min([work.output_tokens - work.produced for work in running])
             if context + count > straight_to:
                 count = min(count, int(straight_to - context) + 1)
             step.count = self._batch.steps_with_room(count)
@@ -312,9 +323,12 @@ class Replica:
             self._decoded(step, step.count, step.end)
         else:
             self.totals.prefill_seconds += step.end - step.start
-            for work, tokens in zip(step.prefill, step.tokens, strict=True):
-                for start in range(0, tokens, CHUNK_TOKENS):
-                    self._computed(work, min(CHUNK_TOKENS, tokens - start))
+            for i, work in enumerate(step.prefill):
+                left = step.tokens[i]
+                while left > 0:
+                    part = min(CHUNK_TOKENS, left)
+                    self._computed(work, part)
+                    left -= part
             if step.mixed:
                 self._produced(1, step.end)
             ready = [work for work in self._batch.prefilling if work.prefilled_tokens == work.fill_tokens]
