@@ -6,9 +6,9 @@ from bisect import insort
 from collections.abc import Callable
 from heapq import heappop, heappush
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
-SLOTS_PER_S = 64.0
+SLOTS_PER_S: Final = 16.0
 """Some calls of a large fleet are due in each: to sort a few at a time takes less than a heap of them all."""
 
 _Due = tuple[float, Callable[..., None], tuple[Any, ...]]
