@@ -75,6 +75,9 @@ def judge(replicas: Iterable[Replica], now: float) -> list[Replica]:
     quicker than expected and short ones later, and replicas that get more of the one than of the other are not slow.
     The median of an even number is the lower of the two in the middle: of two replicas the quicker one is the measure.
     """
+    replicas = list(replicas)
+    if not any(_suspect(replica, now) for replica in replicas):
+        return []  # as mostly
     seen = []
     for replica in replicas:
         mean, weight = replica.speed.lag.mean(now)
@@ -90,3 +93,8 @@ def judge(replicas: Iterable[Replica], now: float) -> list[Replica]:
             speed.slowness = slowness
             changed.append(replica)
     return changed
+
+
+def _suspect(replica: Replica, now: float) -> bool:
+    """Whether it is slow, or lags so far behind what is expected of it that it is if the others do not."""
+    return replica.speed.slowness != 1.0 or replica.speed.lag.mean(now)[0] > SLOW
