@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from policies.speed import HOST_TOKENS_PER_S, PER_PAIR_S, PER_TOKEN_S, REFERENCE_TOKENS
 from policies.types import Replica, Resident
 
-REPORT_MAX_AGE_S = 10.0
+REPORT_MAX_AGE_S: Final = 10.0
 """An older report says nothing about now. Past it, only our own requests count."""
 
 

@@ -11,23 +11,23 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from policies.residency import Home
 
 if TYPE_CHECKING:
     from policies.types import Replica
 
-MAX_BRANCHES = 16
+MAX_BRANCHES: Final = 16
 """Branches remembered under one key; the shortest idle ones go first."""
 
-MAX_HOMES = 4
+MAX_HOMES: Final = 4
 """Replicas remembered for one branch; the oldest go first."""
 
-STRIDE = 4
+STRIDE: Final = 4
 """Of the blocks' hashes every fourth is kept: 16 KiB of body, about 4,000 tokens, for each."""
 
-LINK_BYTES = 4
+LINK_BYTES: Final = 4
 """Kept of each hash, its last ones."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from math import exp, floor, inf
 from struct import Struct
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +21,17 @@ from policies.types import Replica
 
 Vector = NDArray[np.float64]
 
-MOST_DIRTY = 32
+MOST_DIRTY: Final = 32
 """Replicas whose change is left for the next look, which sees several changes of one as one. What comes beyond is seen
 to at once, so that no look has much to do."""
 
-GRID_S = 1.0
+GRID_S: Final = 1.0
 """Grid on which rates and live tokens decay, seconds."""
 
-PLACES = 16
+PLACES: Final = 16
 """Places that there are at first; they are doubled when all are taken."""
 
-NOBODYS_FACTOR = 1e9
+NOBODYS_FACTOR: Final = 1e9
 """Speed factor of a place that no replica has: so slow that it is the best of none."""
 
 

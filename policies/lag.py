@@ -10,30 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import exp, log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from policies.types import Replica
 
-SLACK_S = 0.25
+SLACK_S: Final = 0.25
 """Added to both sides of a comparison: what is quicker says little of the replica, and much of steps and networks."""
 
-MOST_LATE = log(4.0)
+MOST_LATE: Final = log(4.0)
 """Of one observation, either way: one that hung for minutes is no more than late."""
 
-FORGETTING = 0.95
+FORGETTING: Final = 0.95
 """Weight of what was known at each new observation: about the last twenty count."""
 
-TAU_S = 60.0
+TAU_S: Final = 60.0
 """In which what was observed loses its weight: a replica that gets hardly any requests is tried again."""
 
-PRIOR = 5.0
+PRIOR: Final = 5.0
 """Observations that it takes to outweigh the belief that it is as quick as all others."""
 
-SLOW, RECOVERED = log(2.0), log(1.3)
+SLOW: Final = log(2.0)
+RECOVERED: Final = log(1.3)
 """Beyond the first it is slow, and back below the second it is not any more."""
 
-JUDGED_EVERY_S = 1.0
+JUDGED_EVERY_S: Final = 1.0
 """Between two looks at all replicas."""
 
 

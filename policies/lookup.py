@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from policies.directory import Branch, Directory, condense, links, shared
 from policies.residency import DEAD_BAND_TOKENS
 from policies.types import Replica, Request, Resident, State
 
-BACK_SHARE = 0.95
+BACK_SHARE: Final = 0.95
 """A prompt shorter than this share of its branch, and by more than estimates are off, is not the branch's next turn."""
 
-_READY = State.READY
+_READY: Final = State.READY
 """Taken once: an enum's member is looked up through its metaclass each time it is named, 60 ns in Python 3.11."""
 
-_UNKNOWN = 1 << 62
+_UNKNOWN: Final = 1 << 62
 """Tokens of a prompt of which nothing is known: no less than any home holds."""
 
 

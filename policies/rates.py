@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from math import exp
+from typing import Final
 
-MOST_BUSY = 0.7
+MOST_BUSY: Final = 0.7
 """Share of time in prefill beyond which the value function is not followed: it has a pole at 1 (placement study)."""
 
 

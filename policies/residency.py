@@ -12,28 +12,29 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from math import exp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from policies.types import Replica
 
-HEADROOM = 1.25
+HEADROOM: Final = 1.25
 """Placement study, section 7: 1.25 to 1.5."""
 
-DEFAULT_TOKENS = 1_000_000
+DEFAULT_TOKENS: Final = 1_000_000
 """Of a replica that does not tell: more than most GPUs hold, since too much is the lesser evil."""
 
-LIVE_TAU_S = 600.0
+LIVE_TAU_S: Final = 600.0
 """A session idle for so long counts as a third of a live one (same study: 300 to 1,800 s are alike)."""
 
-DEAD_BAND_TOKENS = 4096
+DEAD_BAND_TOKENS: Final = 4096
 """Differences up to this between belief and report are pages, templates and estimates."""
-GROW, SHRINK = 1.1, 1.03
+GROW: Final = 1.1
+SHRINK: Final = 1.03
 """Steps of a correction: quick to believe more, slow to believe less, which a rewritten history also looks like. So
 belief begins above what the engine says and comes down to the truth: to stay above it was measured to be worse."""
 SCALE_BOUNDS = (0.2, 5.0)
 
-LIVE_GRID_S = 1.0
+LIVE_GRID_S: Final = 1.0
 """Step in which the live sum decays, seconds: a thousandth of its time constant, and an exponential less a request."""
 
 

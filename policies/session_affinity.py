@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,12 @@ from policies.selection import Selection
 from policies.speed import unit_prefill_s
 from policies.types import Candidate, Choice, Needs, Reason, Replica, Request, Resident, Snapshot
 
-EXPLAINED = 8
+EXPLAINED: Final = 8
 """Candidates shown by `explain`, the chosen one among them."""
 
 _OF_THE_FLEET = (ReplicaAdded, ReplicaRemoved, ReplicaChanged)
 
-TIE_S = 1e-3
+TIE_S: Final = 1e-3
 """Costs this close are equal: rendezvous order decides, the same on every router."""
 
 

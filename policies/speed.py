@@ -21,45 +21,50 @@ prefills first, less with them.
 from __future__ import annotations
 
 from math import exp, inf, log
+from typing import Final
 
 from policies.lag import Lag
 
-OVERHEAD_S = 0.054
-PER_TOKEN_S = 3.2e-5
-PER_PAIR_S = 9.5e-10
+OVERHEAD_S: Final = 0.054
+PER_TOKEN_S: Final = 3.2e-5
+PER_PAIR_S: Final = 9.5e-10
 
-HOST_TOKENS_PER_S = 700_000.0
+HOST_TOKENS_PER_S: Final = 700_000.0
 """KV tokens loaded back from the host tier: 50 GB/s for each rank over 70,272 bytes a token (same tables)."""
 
 FACTOR_BOUNDS = (0.02, 500.0)
 """From far beyond any accelerator to a tiny model on a CPU."""
 
-MIN_TOKENS = 256
+MIN_TOKENS: Final = 256
 """Fewer new tokens than this are mostly overhead, and the network's."""
 
-LEAST_WEIGHT = 0.1
+LEAST_WEIGHT: Final = 0.1
 """Of the newest of many observations in the moving average of log(factor)."""
 
-LEAST_ANSWER_WEIGHT = 0.05
+LEAST_ANSWER_WEIGHT: Final = 0.05
 """Of the newest of many answers in the mean of their seconds."""
 
-MOST_STEP = log(2.0)
+MOST_STEP: Final = log(2.0)
 """By which one of them moves log(factor) at most: a first answer that was late because the engine warmed up would else
 keep all requests away, from which better could be learned."""
 
-REFERENCE_TOKENS = 30_000.0
+REFERENCE_TOKENS: Final = 30_000.0
 """Context at which a speed told in tokens per second is taken to be meant."""
 
-STEP_S, SLOPE_S, STALL = 0.0046, 0.001, 1.0
+STEP_S: Final = 0.0046
+SLOPE_S: Final = 0.001
+STALL: Final = 1.0
 """Before anything is seen; same tables, at 100,000 tokens of context, 2.3 tokens a step."""
 STEP_BOUNDS, SLOPE_BOUNDS, STALL_BOUNDS = (1e-4, 1.0), (0.0, 0.1), (0.25, 1.5)
-MIN_COMPLETION = 16
+MIN_COMPLETION: Final = 16
 """Shorter answers say little of the time between tokens."""
-FORGETTING = 0.99
+FORGETTING: Final = 0.99
 """Weight of what was known at each new observation: about the last hundred count."""
-SOLVED_EVERY = 16
+SOLVED_EVERY: Final = 16
 """Answers between two solutions, from the second sixteen on."""
-_PRIOR_N, _PRIOR_BB, _PRIOR_SS = 2.0, 20.0, 1e-5
+_PRIOR_N: Final = 2.0
+_PRIOR_BB: Final = 20.0
+_PRIOR_SS: Final = 1e-5
 """How firmly each is held to its start: as by 2 answers, by 2 with a batch of 3, by 10 with a millisecond a token."""
 
 

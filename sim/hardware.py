@@ -23,11 +23,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from math import inf
+from typing import Final
 
-CHUNK_TOKENS = 8192
+CHUNK_TOKENS: Final = 8192
 """Prompt tokens in one prefill pass, the chunk of the study the constants come from."""
 
-ACCEPT_LENGTH = 2.3
+ACCEPT_LENGTH: Final = 2.3
 """Tokens a speculative verify step yields: Kimi K2.6 EAGLE3 on long multi-turn prompts (measured: 2.29, mean of
 all prompts 2.49). The decode table is without speculation, so its step time is divided by this."""
 

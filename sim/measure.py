@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import nan
 from struct import Struct
+from typing import Final
 
-WINDOW_S = 30.0
+WINDOW_S: Final = 30.0
 """In-flight requests are averaged over so long before the fullest replica is compared with the mean."""
 
-HISTORY_S = 10.0
+HISTORY_S: Final = 10.0
 """Between two entries of the history."""
 
 

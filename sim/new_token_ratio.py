@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from sim.work import Work
 
-INITIAL = 0.7
-LEAST = 0.14
+INITIAL: Final = 0.7
+LEAST: Final = 0.14
 """Of the initial one."""
-DECAY_STEPS = 600
-CLIP_TOKENS = 4096
+DECAY_STEPS: Final = 600
+CLIP_TOKENS: Final = 4096
 """More output than that is not reckoned with, whatever a client asks for."""
-RETRACT_STEPS = 20
+RETRACT_STEPS: Final = 20
 """Decode steps for which there must be room after a retraction."""
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import heapq
 from enum import StrEnum
+from typing import Final
 
-SELECTIVE_HITS = 2
+SELECTIVE_HITS: Final = 2
 """Times that a node is stored anew before `write_through_selective` copies it: SGLang's write-through threshold
 (mem_cache/hiradix_cache.py)."""
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import Final
 
 from policies.types import Load
 from sim.engine import Engine
 from sim.front import Front
 from sim.server import Server
 
-_MIN_PREFILL_TOKENS = 256
-_SPEED_WEIGHT = 0.3
+_MIN_PREFILL_TOKENS: Final = 256
+_SPEED_WEIGHT: Final = 0.3
 """As the live router measures prefill speed between two reports."""
 
 

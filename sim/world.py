@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from math import inf
 from random import Random
+from typing import Final
 
 from policies import registry
 from policies.admission import AdmissionConfig, Shed
@@ -33,22 +34,22 @@ from sim.servers import Servers
 from sim.work import QueueFull, Stage, Work
 from sim.workload import Conversation, Turn
 
-BLOCK_TOKENS = 1024
+BLOCK_TOKENS: Final = 1024
 """Of the router's chained hashes: 4 KiB of body."""
 
-CLIENT_RETRY_S = 1.0
+CLIENT_RETRY_S: Final = 1.0
 """After which a client asks again when its answer broke off or was refused."""
 
-TRIES = 3
+TRIES: Final = 3
 """Replicas that a request is sent to at most: the live router's default."""
 
-MAX_NEW_TOKENS = 32_000
+MAX_NEW_TOKENS: Final = 32_000
 """`max_tokens` in the recorded requests of Claude Code and Qwen Code."""
 
 NO_ADMISSION = AdmissionConfig(kv_gate=False)
 """Nobody waits, so that a policy is seen at any load."""
 
-_DONE = OUTCOMES[Cause.DONE, Phase.BODY]
+_DONE: Final = OUTCOMES[Cause.DONE, Phase.BODY]
 
 
 class World:

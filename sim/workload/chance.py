@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from random import Random
+from typing import Final
 
-_WIDTH = 4.0 * math.exp(-0.5) / math.sqrt(2.0)
+_WIDTH: Final = 4.0 * math.exp(-0.5) / math.sqrt(2.0)
 """Of the rectangle that `normal` draws from."""
 
 

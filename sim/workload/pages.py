@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-COMMON_PAGES = 1 << 32
+from typing import Final
+
+COMMON_PAGES: Final = 1 << 32
 """Pages with lower names may be met in several sessions; others belong to one."""
 
 
