@@ -129,6 +129,8 @@ class Shadow:
 
     def resize(self, gpu_tokens: int | None, host_tokens: int | None) -> None:
         """Take the engine's word on its capacities; None leaves what is known."""
+        if gpu_tokens == self.gpu_tokens and host_tokens == self.host_tokens:
+            return  # as most reports have it
         self.gpu_tokens = gpu_tokens if gpu_tokens and gpu_tokens > 0 else self.gpu_tokens
         self.host_tokens = host_tokens if host_tokens and host_tokens > 0 else self.host_tokens
         self._measure()
