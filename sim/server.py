@@ -38,6 +38,7 @@ class Server:
         self._engine = engine
         self._observer = observer
         self._wake_at: float | None = None
+        self._wake_later: Callable[[float], None] = self._wake  # made once
         self.boot()
 
     @property
@@ -78,7 +79,7 @@ class Server:
         if due != self._wake_at:
             self._wake_at = due
             if due is not None:
-                self._engine.at(due, self._wake, due)
+                self._engine.at(due, self._wake_later, due)
 
     def _wake(self, due: float) -> None:
         if self._wake_at == due:
