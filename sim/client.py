@@ -37,7 +37,7 @@ class Thread:
     joined: int = 0
     """Scale-outs that its turns have been looked at for."""
     block_pages: list[int] = field(default_factory=list)
-    """The last page of each of its last turn's blocks."""
+    """The last page of each of its last turn's blocks; before its first, of its parent's."""
     blocks: tuple[int, ...] = ()
     """Those blocks, by the router's names."""
 

@@ -240,7 +240,8 @@ class World:
         every = max(1, BLOCK_TOKENS // self._page)
         held = turn.prompt_tokens // self._page
         pages, before = turn.pages[every - 1 : held : every], thread.block_pages
-        # Most turns go on from the one before: where one page is the same, all before it are.
+        # Most turns go on from the one before, and forks from their parent's: where one page is the same, all before it
+        # are.
         kept = min(len(pages), len(before))
         if kept and pages[kept - 1] != before[kept - 1]:
             kept = 0
@@ -520,4 +521,6 @@ class World:
             return
         thread.waits_for = len(forks)
         for fork in forks:
-            self.engine.at(at, self._go_on, Thread(fork, thread, thread.ever))
+            begun = Thread(fork, thread, thread.ever)
+            begun.block_pages, begun.blocks = thread.block_pages, thread.blocks  # it may share a long beginning
+            self.engine.at(at, self._go_on, begun)
