@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from policies.field import Field, Vector
 from policies.types import Replica
@@ -29,14 +28,15 @@ class Selection:
         weightless = field.weight[places] <= 0.0
         self.barred = bool(weightless.any() and not weightless.all())
         """Whether some may get no new sessions: those without weight, unless none has any."""
-        self.shut: NDArray[np.bool_] = np.ones(len(field.replicas), np.bool_)
-        """Of all places, those that get no new session: of no candidates, and of those that may get none."""
-        self.shut[places[~weightless] if self.barred else places] = False
+        self.shut: Vector = np.full(len(field.replicas), np.inf)
+        """What is to be added to the cost of each place: infinite for those that get no new session, of no candidates
+        and of those that may get none; else 0."""
+        self.shut[places[~weightless] if self.barred else places] = 0.0
 
     def least(self, costs: Vector) -> int:
         """The place of least cost; among equals, the candidate's that comes first in order of id."""
         least = int(costs.argmin())
-        equals = np.flatnonzero(costs == costs[least])
+        equals: list[int] = (costs == costs[least]).nonzero()[0].tolist()
         if len(equals) == 1:
             return least
-        return min(equals.tolist(), key=lambda place: self.field.replica(place).id)
+        return min(equals, key=lambda place: self.field.replica(place).id)

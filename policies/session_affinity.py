@@ -211,14 +211,14 @@ class SessionAffinity(Policy):
         costs += worse
         costs += field.fixed
         over = prompt - field.free
-        if over.max() > 0.0:  # as in room.wait_s
+        if over.item(over.argmax()) > 0.0:  # as in room.wait_s
             running = field.running
             share = np.maximum(over / field.gpu, 1.0 / np.maximum(running, 1.0))
             costs += field.answer * share * ((over > 0.0) & (running > 0.0))
         slow_start_s = self.config.slow_start_s
         if slow_start.some_start(selection, slow_start_s, now):
             costs += slow_start.extra_s(selection, slow_start_s, now)
-        costs[selection.shut] = np.inf
+        costs += selection.shut
         return costs
 
     def _newborn(self, incumbent: Resident, now: float) -> NDArray[np.bool_]:

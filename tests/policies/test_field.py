@@ -130,7 +130,7 @@ def test_a_place_is_its_replicas_until_that_leaves(steps: list[tuple[bool, int]]
         assert np.isfinite(getattr(field, vector)).all(), "a place that nobody has must not make others' costs NaN"
     if members:
         selection = Selection(field, members[1:] or members)
-        assert {field.replica(int(i)) for i in np.flatnonzero(~selection.shut)} == set(members[1:] or members)
+        assert {field.replica(int(i)) for i in np.flatnonzero(selection.shut == 0.0)} == set(members[1:] or members)
 
 
 def test_a_replica_that_has_left_is_not_the_fastest_any_more() -> None:
