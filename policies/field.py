@@ -273,7 +273,8 @@ class Field:
         self._live *= exp(-passed / LIVE_TAU_S)
         self.arrivals[:] = self._gamma * self._arrivals_per_s / (2.0 * (1.0 - np.minimum(self._busy, MOST_BUSY)))
         self.crowding[:] = self._theta_s * self._live / self._capacity
-        self.least_factor = float(self.factor.min())
+        # What has changed since its elements were set may be faster than they say.
+        self.least_factor = min([float(self.factor.min()), *[replica.speed.pace for replica in self._dirty]])
         old = self._expires < grid
         if old.any():
             self.running[old] -= self._others_running[old]

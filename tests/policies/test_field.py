@@ -145,6 +145,18 @@ def test_a_replica_that_has_left_is_not_the_fastest_any_more() -> None:
     assert field.least_factor == 2.0
 
 
+def test_what_became_faster_is_the_fastest_before_its_elements_are_set() -> None:
+    field = _field({})
+    quick, other = Replica("quick"), Replica("other")
+    for replica in (quick, other):
+        replica.speed.factor = 2.0
+        field.add(replica, 0.0)
+    quick.speed.factor = 0.5
+    field.changed(quick, 5.0)
+    field.settled(other, 5.0)  # time goes on for all, before anybody looks
+    assert field.least_factor == 0.5
+
+
 def test_among_equal_costs_the_candidate_first_in_order_of_id_is_taken_whenever_it_joined() -> None:
     field = _field({})
     late, early, dear = Replica("z"), Replica("b"), Replica("a")
