@@ -40,10 +40,11 @@ RECORDED = (
 )
 
 TUNED = (
-    *("prefix_aware:balance_abs_threshold=16", "dual_choice:ttft_slo_s=2"),
-    *("weighted_score:prefix_cache_scorer=6", "kv_cost:prefill_load_scale=20:router_ttl_secs=1800"),
+    *("prefix_aware:balance_abs_threshold=16", "dual_choice:ttft_slo_s=2", "weighted_score:queue_scorer=1"),
+    *("kv_cost:prefill_load_scale=20:router_ttl_secs=600", "weighted_score:prefix_cache_scorer=6"),
+    "kv_cost:prefill_load_scale=20:router_ttl_secs=1800",
 )
-"""Peers beside their defaults. The first two by `tune`; the others as the placement study weighed them."""
+"""Peers beside their defaults: the best by `tune`, and the last two as the placement study weighed them."""
 DEFAULTS = (
     *(STAR, "sticky", "prefix_aware", "dual_choice", "kv_cost", "weighted_score", "bounded_load", "rendezvous"),
     *("consistent_hash", "power_of_two", "least_loaded", "round_robin", "random"),
