@@ -76,13 +76,14 @@ def judge(replicas: Iterable[Replica], now: float) -> list[Replica]:
     quicker than expected and short ones later, and replicas that get more of the one than of the other are not slow.
     The median of an even number is the lower of the two in the middle: of two replicas the quicker one is the measure.
     """
-    replicas = list(replicas)
-    if not any(_suspect(replica, now) for replica in replicas):
-        return []  # as mostly
-    seen = []
+    seen, suspect = [], False
     for replica in replicas:
         mean, weight = replica.speed.lag.mean(now)
         seen.append((mean, weight, replica))
+        if mean > SLOW or replica.speed.slowness != 1.0:
+            suspect = True
+    if not suspect:
+        return []  # as mostly: who is not late by himself is not later than the others
     means = sorted([mean for mean, weight, _ in seen if weight >= 1.0])
     median = means[(len(means) - 1) // 2] if means else 0.0
     changed = []
@@ -94,8 +95,3 @@ def judge(replicas: Iterable[Replica], now: float) -> list[Replica]:
             speed.slowness = slowness
             changed.append(replica)
     return changed
-
-
-def _suspect(replica: Replica, now: float) -> bool:
-    """Whether it is slow, or lags so far behind what is expected of it that it is if the others do not."""
-    return replica.speed.slowness != 1.0 or replica.speed.lag.mean(now)[0] > SLOW

@@ -350,7 +350,7 @@ class World:
         self._engage(call, server)
         if place is not server:
             self._engage(call, place)
-        self._submit(call, place, Work(turn.pages, turn.prompt_tokens, output, MAX_NEW_TOKENS if output > 1 else 1))
+        self._submit(call, place, turn.pages, output)
 
     def _output_of(self, turn: Turn) -> int:
         """Tokens that whoever the policy picks produces of the answer."""
@@ -361,7 +361,11 @@ class World:
         server.tokens += call.turn.prompt_tokens
         call.places += (server,)
 
-    def _submit(self, call: Call, server: Server, work: Work) -> None:
+    def _submit(self, call: Call, server: Server, pages: list[int], output: int, *, transferred: bool = False) -> None:
+        """For so many tokens of its answer; when only the first is wanted, the engine is told so."""
+        work = Work(
+            pages, call.turn.prompt_tokens, output, MAX_NEW_TOKENS if output > 1 else 1, transferred=transferred
+        )
         call.work, call.at = work, server
         try:
             server.submit(work, call)
@@ -504,8 +508,7 @@ class World:
             return
         turn = call.turn
         pages, output = (turn.pages, self._output_of(turn)) if target is call.places[0] else ([], turn.output_tokens)
-        work = Work(pages, turn.prompt_tokens, output, MAX_NEW_TOKENS if output > 1 else 1, transferred=True)
-        self._submit(call, target, work)
+        self._submit(call, target, pages, output, transferred=True)
 
     def _done(self, call: Call, work: Work, at: float) -> None:
         served, thread = call.served, call.thread
