@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -47,12 +47,18 @@ class Batches(Generic[Q, A]):
     def _begin(self) -> None:
         if self._waiting and not self._begun and len(self._under_way) < self._at_once:
             self._begun = True
-            task = asyncio.create_task(self._go())
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
+            self._under_way.add(asyncio.create_task(self._go()))
 
     async def _go(self) -> None:
         """Batches, one after the other while anybody waits."""
+        try:
+            await self._batches()
+        finally:
+            # In the step that saw nobody wait: who asked before a callback's turn came would see all places taken,
+            # and nobody to begin for him.
+            self._under_way.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+
+    async def _batches(self) -> None:
         while batch := self._taken():
             try:
                 answers: Sequence[A | Exception] = await self._send([question for question, _ in batch])

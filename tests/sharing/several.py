@@ -130,7 +130,7 @@ class Several:
             "response_headers": True,
             "identity": {"secret": "the same for all"},
             "store": {"url": url, "wait_s": wait_s, "timeout_s": 1.0},
-            "drain": {"delay_s": 0.2},
+            "drain": {"delay_s": 1.0},
         }
         if self.pools:
             tree["pools"] = [{"name": f"of-{model}", "models": [model]} for model in self.pools]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from router.store.batches import Batches
-from tests.fakes.wire import eventually
+from tests.fakes.wire import LIMIT_S, eventually
 
 
 class Answering:
@@ -51,6 +51,20 @@ async def test_one_alone_goes_at_once() -> None:
     await eventually(lambda: there.asked == [[1], [2]], "it does not wait for the first")
     there.may.set()
     assert (await first, await second) == (10, 20)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+async def test_who_asks_as_soon_as_the_others_are_answered_is_answered(at_once: int) -> None:
+    """It may ask before those batches are over, whose place it is to have."""
+    there = Answering(most=1, at_once=at_once)
+    there.may.set()
+
+    async def talk(begin: int) -> None:
+        for question in range(begin, begin + 20):
+            assert await there.batches.ask(question) == 10 * question
+
+    async with asyncio.timeout(LIMIT_S):
+        await asyncio.gather(*(talk(100 * number) for number in range(at_once)))
 
 
 async def test_who_is_cancelled_is_in_nobodys_way() -> None:
