@@ -11,7 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 EMULATED = 3
@@ -32,12 +33,26 @@ def stopped(_number: int, _frame: FrameType | None) -> None:
     raise _Stopped
 
 
+@contextmanager
+def heeding() -> Iterator[None]:
+    """Signals are heeded within, where we wait, and held back elsewhere: one that came as a child is made would run our
+    handler there, and be lost, or lose us the child."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
 def dies_with_us(number: signal.Signals) -> Callable[[], None]:
     """For a child to call before it becomes another program: it gets the signal when this process is killed."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     parent = os.getpid()
 
     def prepare() -> None:
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         if prctl is not None:
             prctl(PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
@@ -77,31 +92,34 @@ def urls_of(emulator: subprocess.Popen[str], count: int) -> list[str]:
 
 
 def main() -> int:
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     for number in SIGNALS:
         signal.signal(number, stopped)
     port, admin_port = os.environ.get("PORT", "8080"), os.environ.get("ADMIN_PORT", "8081")
     check_free("PORT", port)
     check_free("ADMIN_PORT", admin_port)
     replicas = [url.strip() for url in os.environ.get("REPLICAS", "").split(",") if url.strip()]
-    emulator = router = None
+    emulator = checking = router = None
     try:
         if not replicas:
             emulator = emulator_process(EMULATED)
-            replicas = urls_of(emulator, EMULATED)
+            with heeding():
+                replicas = urls_of(emulator, EMULATED)
         settings = ["--host", HOST, "--port", port, "--admin-port", admin_port]
         settings += ["--policy", os.environ.get("POLICY", "session_affinity")]
         for url in replicas:
             settings += ["--replica", url]
         command = [sys.executable, "-m", "router.cli"]
-        checked = subprocess.run(
+        checking = subprocess.Popen(
             [*command, "check-config", *settings],
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # a terminal's Ctrl-C would end it in a traceback
             preexec_fn=dies_with_us(signal.SIGKILL),
-            check=False,
         )
-        if checked.returncode:  # it has said why, and no welcome is to stand above that
-            return checked.returncode
+        with heeding():
+            unsound = checking.wait()
+        if unsound:  # it has said why, and no welcome is to stand above that
+            return unsound
         if emulator is not None:
             print(f"{EMULATED} emulated SGLang replicas: {' '.join(replicas)}", flush=True)
         welcome(port, admin_port)
@@ -112,11 +130,15 @@ def main() -> int:
         for number in SIGNALS:
             # Always SIGTERM: while Python still starts, SIGINT would end in a traceback.
             signal.signal(number, lambda _number, _frame: router.terminate())
-        code = router.wait()
+        with heeding():
+            code = router.wait()
         return code if code >= 0 else 128 - code  # ended by a signal: as shells say it
     except _Stopped:
         return 130
     finally:
+        if checking is not None and checking.poll() is None:
+            checking.kill()
+            checking.wait()
         if router is not None and router.poll() is None:
             router.terminate()
             router.wait()

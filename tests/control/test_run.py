@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.fakes.process import ROOT, MakeRun, alive, free_port
+from tests.fakes.process import ROOT, MakeRun, Process, alive, free_port
 from tests.fakes.waiting import until
 
 LIMIT_S = 60
@@ -40,6 +41,16 @@ async def all_gone(family: set[int]) -> None:
     finally:
         for pid in await left():
             os.kill(pid, signal.SIGKILL)
+
+
+def started_with(variable: str) -> set[int]:
+    """The processes that have it in their environment, as NAME=value."""
+    found = set()
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # ended meanwhile, or somebody else's
+            if variable.encode() in file.read_bytes().split(b"\0"):
+                found.add(int(file.parent.name))
+    return found
 
 
 async def grown(runner: MakeRun, count: int) -> set[int]:
@@ -94,6 +105,32 @@ async def test_a_signal_while_the_router_starts(runner: MakeRun) -> None:
     assert await asyncio.to_thread(runner.wait_end, LIMIT_S) in (0, 130, 128 + signal.SIGTERM), runner.tail()
     await all_gone(family)
     assert "Traceback" not in runner.log.read_text()
+
+
+SIGNALLED = """
+import os, runpy, signal, sys
+forks = []
+os.register_at_fork(
+    before=lambda: forks.append(1),
+    after_in_child=lambda: len(forks) == int(sys.argv[2]) and os.kill(0, signal.SIGINT),
+)
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+"""Runs a script; SIGINT comes to its group when it has forked so often, before the child is another program."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell another process's environment")
+@pytest.mark.parametrize("fork", [1, 2, 3], ids=["of the replicas", "of the check", "of the router"])
+async def test_a_signal_in_the_moment_of_a_fork(tmp_path: Path, fork: int) -> None:
+    ports = [f"PORT={free_port()}", f"ADMIN_PORT={free_port()}"]
+    command = [sys.executable, "-c", SIGNALLED, ROOT / "scripts/run.py", str(fork)]
+    with Process(["env", "-u", "REPLICAS", *ports, *command], tmp_path / "log") as process:
+        try:
+            code = await asyncio.to_thread(process.wait_end, LIMIT_S)
+        finally:
+            await all_gone(started_with(ports[0]))
+        assert code == 130, process.tail()
+        assert "Traceback" not in process.log.read_text()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no signal for a parent's death")
