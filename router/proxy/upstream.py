@@ -97,13 +97,20 @@ class Upstream:
     async def connect(self) -> UpstreamConnection:
         """Open a connection. Raises OSError, or TimeoutError after `connect_s`."""
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self.connect_s):
-            _, connection = await loop.create_connection(  # type: ignore[type-var] # it has all that is called
-                lambda: UpstreamConnection(self),
-                self.host,
-                self.port,
-                ssl=self.tls.context if self.tls is not None else None,
-            )
+        connection = UpstreamConnection(self)
+        try:
+            async with asyncio.timeout(self.connect_s):
+                await loop.create_connection(  # type: ignore[type-var] # it has all that is called
+                    lambda: connection,
+                    self.host,
+                    self.port,
+                    ssl=self.tls.context if self.tls is not None else None,
+                )
+        except BaseException:
+            # Given up just as it was made: uvloop closes it then, and tells it nothing.
+            if connection.transport is not None and not connection.transport.is_closing():
+                connection.connection_lost(None)
+            raise
         return connection
 
     def sweep(self, now: float) -> None:

@@ -111,6 +111,28 @@ async def test_closing_a_pool_ends_what_is_idle_and_keeps_nothing_more(warm: War
     await router.upstreams[0].connections[0].end()
 
 
+async def given_up_just_as_it_is_made(upstream: Upstream) -> None:
+    """As by a client that leaves in that very turn of the loop."""
+    connecting = asyncio.create_task(upstream.connect())
+    for _ in range(10_000):
+        if upstream.open:
+            break
+        await asyncio.sleep(0)
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    await eventually(lambda: not upstream.open, f"none is open; {upstream.open} are counted")
+
+
+async def test_a_connection_given_up_just_as_it_is_made_is_counted_no_more(warm: Warm) -> None:
+    router = await warm(always(ok()))
+    address = router.replica("a").address
+    assert isinstance(address, Upstream)
+    await given_up_just_as_it_is_made(address)
+    assert (await (await router.client()).ask(get())).status == 200
+    assert address.open == 1
+
+
 @pytest.mark.parametrize(
     "url",
     [
@@ -156,6 +178,15 @@ class TestTls:
         for _ in range(2):
             assert (await client.ask(post(body=body))).body == body + b"!"
         assert len(upstream.connections) == 1
+
+    async def test_one_given_up_just_as_it_is_made_is_counted_no_more(self, warm: Warm, ca: trustme.CA) -> None:
+        upstream = await ScriptedUpstream(always(ok())).start(tls=self.server(ca, "127.0.0.1"))
+        router = await warm(upstream)
+        address = router.replica("a").address
+        assert isinstance(address, Upstream)
+        await given_up_just_as_it_is_made(address)
+        assert (await (await router.client()).ask(get())).status == 200
+        assert address.open == 1
 
     @pytest.mark.parametrize("trusted", [True, False], ids=["wrong name", "unknown authority"])
     async def test_a_certificate_that_does_not_fit_is_no_replica(
