@@ -64,6 +64,8 @@ class RemoteStore:
 
     async def _call(self, name: str, given: Any) -> Any:
         writer = self._writer or await self._connected()
+        if writer.transport.is_closing():  # it is lost, and whoever reads has not been told yet
+            raise self._error("the connection was closed")
         if len(self._waiting) >= MAX_UNDER_WAY:
             raise self._error(f"{MAX_UNDER_WAY} calls wait for its answers")
         if writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from policies.sharing import Note
 from router.store import Heard, MemoryStore, Message, Remembered, StoreError
@@ -85,6 +87,31 @@ async def test_a_server_that_goes_is_told_to_all_who_wait_and_found_again(tmp_pa
     assert list(await store.claim(note())) == []
     await store.close()
     await again.stop()
+
+
+def test_a_connection_that_is_reset_is_told_as_a_fault_of_the_store_in_every_turn_of_the_loop(tmp_path: Path) -> None:
+    """On the loop of production, which does not let a lost connection be written to."""
+
+    async def ask_on() -> list[object]:
+        loop, store = asyncio.get_running_loop(), RemoteStore(str(tmp_path / "s"))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(tmp_path / "s"))
+            listener.listen()
+            listener.setblocking(False)
+            calls = [asyncio.create_task(store.claim(note()))]
+            peer, _ = await loop.sock_accept(listener)
+            await eventually(lambda: store._waiting, "one is sent")
+            peer.close()  # with what it has not read: a reset
+        while not calls[0].done():
+            calls.append(asyncio.create_task(store.claim(note())))
+            await asyncio.sleep(0)
+        answers: list[object] = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), HANGS_S)
+        await store.close()
+        return answers
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for answer in runner.run(ask_on()):
+            assert isinstance(answer, StoreError), answer
 
 
 async def test_calls_that_are_not_answered_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
