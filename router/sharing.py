@@ -248,6 +248,9 @@ class Sharing:
         except StoreError as error:
             self.claims["failed"] += 1
             self._trouble("claim", error)
+        except Exception:  # a client must not wait for what will never come
+            self.claims["failed"] += 1
+            log.exception("a session was not claimed, in a way it should not")
         self.waits.observe(self._clock() - began)
         claim.task = None
         then()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+
+import pytest
 
 from policies.sharing import Note
 from router.sharing import Sharing
-from router.store import MemoryStore, Message
+from router.store import MemoryStore, Message, Remembered
 from tests.fakes.client import get, post
+from tests.fakes.logged import logged
 from tests.fakes.proxied import Proxied
 from tests.fakes.upstream import Peer, ok
 from tests.fakes.wire import eventually
@@ -72,6 +76,21 @@ async def test_no_answer_in_time_is_no_reason_to_wait(warm: Warm) -> None:
         assert sharing.claims["late"] == 1
     finally:
         await sharing.stop()
+
+
+async def test_a_fault_that_is_no_stores_is_no_reason_to_wait(warm: Warm, caplog: pytest.LogCaptureFixture) -> None:
+    class Raising(MemoryStore):
+        async def claim(self, note: Note) -> Sequence[Remembered]:
+            raise ZeroDivisionError
+
+    router = await warm(named, named, policy="session_affinity")
+    sharing = await shared(router, Raising(time.monotonic))
+    try:
+        await asked_by(router, SESSION)
+        assert sharing.claims["failed"] == 1
+    finally:
+        await sharing.stop()
+    assert [record.levelname for record in logged(caplog, "warmroute.store")][-1] == "ERROR"
 
 
 async def test_a_client_that_leaves_meanwhile_leaves_nothing(warm: Warm) -> None:
