@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from policies.balancer import Balancer, NoReplica
+from policies.balancer import Balancer
 from policies.lease import Lease
 from policies.residency import Home
 from policies.responses import asked, issued
@@ -210,7 +210,7 @@ class Sharing:
             return None
         try:
             request.proposed = self._balancer.propose(request, now)
-        except NoReplica:
+        except Exception:  # NoReplica, or a fault of the policy: placing it meets with the same, and answers
             return None
         return proposed(request, request.proposed)
 

@@ -16,6 +16,7 @@ from tests.fakes.proxied import Proxied
 from tests.fakes.upstream import Peer, ok
 from tests.fakes.wire import eventually
 from tests.proxy.conftest import Warm
+from tests.proxy.test_room import Faulty
 from tests.sharing.sites import Held
 
 CHAT = "/v1/chat/completions"
@@ -91,6 +92,18 @@ async def test_a_fault_that_is_no_stores_is_no_reason_to_wait(warm: Warm, caplog
     finally:
         await sharing.stop()
     assert [record.levelname for record in logged(caplog, "warmroute.store")][-1] == "ERROR"
+
+
+async def test_a_fault_of_the_policy_that_proposes_is_an_answer_not_a_wait(warm: Warm) -> None:
+    router = await warm(named)
+    router.balancer.switch(Faulty(), router.proxy.clock())
+    sharing = await shared(router, MemoryStore(time.monotonic))
+    try:
+        client = await router.client()
+        client.send(post(CHAT, b'{"messages": []}', SESSION))
+        assert (await client.answer()).status == 500
+    finally:
+        await sharing.stop()
 
 
 async def test_a_client_that_leaves_meanwhile_leaves_nothing(warm: Warm) -> None:
