@@ -64,21 +64,31 @@ OPS = ("reach", "claim", "tell", "hear", "restore")
 class Claim:
     """A place that was proposed to the store for a session that is not known here, until the session has one."""
 
-    __slots__ = ("_sharing", "adopted", "note", "task")
+    __slots__ = ("_given_up", "_sharing", "note", "taken", "task")
 
     def __init__(self, sharing: Sharing, note: Note) -> None:
         self._sharing = sharing
         self.note = note
-        self.adopted = False
-        """The session is known elsewhere: the store has kept what it knew. Else the proposal may be stored."""
+        self._given_up = False
+        self.taken = False
+        """Nobody knew the session, and the store has noted the proposal. Only then: where that is not known, what the
+        store has may be another router's word."""
         self.task: asyncio.Task[None] | None = None
 
     def placed(self, replica: Replica | None) -> None:
         """Where the session was placed; nowhere, when its request has ended before. Not to be asked for any more."""
         if self.task is not None:
-            self.task.cancel()
-        if not self.adopted and (replica is None or replica.id != self.note.replica):
+            self._given_up = True  # what the store has noted is known when it has answered
+        elif self.taken and (replica is None or replica.id != self.note.replica):
             self._sharing.withdraw(self.note)
+
+    def answered(self, then: Callable[[], None]) -> None:
+        """By the store, or not in time: go on."""
+        self.task = None
+        if self._given_up:
+            self.placed(None)
+        else:
+            then()
 
 
 class Sharing:
@@ -236,7 +246,7 @@ class Sharing:
             async with asyncio.timeout(self.wait_s):
                 known = await self.store.claim(claim.note)
             self._late = 0
-            claim.adopted = bool(known)
+            claim.taken = not known
             self.claims["adopted" if known else "claimed"] += 1
             for remembered in reversed(known):
                 self._balancer.hear(remembered.note, self._clock())
@@ -252,8 +262,7 @@ class Sharing:
             self.claims["failed"] += 1
             log.exception("a session was not claimed, in a way it should not")
         self.waits.observe(self._clock() - began)
-        claim.task = None
-        then()
+        claim.answered(then)
 
     def withdraw(self, note: Note) -> None:
         """Have it known that there is no such home after all."""

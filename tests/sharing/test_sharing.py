@@ -16,7 +16,7 @@ from policies.types import OUTCOMES, Cause, Phase, Request
 from router.others import SILENT_S
 from router.store import Heard, MemoryStore, Message, Remembered, StoreError
 from tests.fakes.logged import logged
-from tests.fakes.wire import eventually
+from tests.fakes.wire import LIMIT_S, eventually
 from tests.sharing.sites import REPLICAS, Held, Site, sites
 
 
@@ -125,6 +125,47 @@ async def test_a_place_that_was_proposed_and_not_taken_is_no_home(store: MemoryS
         await eventually(lambda: one.sharing.notes["told"], "that is told")
         await other.turn(key(1))
         assert other.sharing.claims["claimed"] == 1
+
+
+@pytest.mark.parametrize("wait_s", [LIMIT_S, 0.01], ids=["left", "late"])
+async def test_a_home_is_not_taken_back_by_who_asked_for_it_and_was_not_answered(wait_s: float) -> None:
+    """Its request was given up, or refused, before it could know that another router's turn is there."""
+    store = Held(time.monotonic)
+    async with sites(store, wait_s=wait_s) as (one,):
+        asked = asyncio.Event()
+        claim = one.sharing.ask(Request(key(1), fingerprint=7, prompt_tokens=20_000), one.clock(), asked.set)
+        assert claim is not None
+        await eventually(lambda: store.asked, "the store is asked")
+        [note] = store.asked
+        await store.tell(Message("router-9", [replace(note, tokens=50_000, counted=50_000)]))
+        if wait_s < LIMIT_S:
+            await asked.wait()
+        claim.placed(None)
+        store.held = False
+        store.answers.set()
+        lease = await one.begin(key(2))
+        await eventually(lambda: one.sharing.notes["told"], "what there is to tell is told")
+        one.end(lease)
+        async with sites(store) as (other,):
+            await other.turn(key(1), 51_000)
+            assert other.sharing.claims["adopted"] == 1
+
+
+async def test_a_place_that_is_given_up_before_the_answer_is_no_home() -> None:
+    store = Held(time.monotonic)
+    async with sites(store) as (one,):
+        asked = asyncio.Event()
+        claim = one.sharing.ask(Request(key(1), fingerprint=7, prompt_tokens=20_000), one.clock(), asked.set)
+        assert claim is not None
+        await eventually(lambda: store.asked, "the store is asked")
+        claim.placed(None)
+        store.held = False
+        store.answers.set()
+        await eventually(lambda: one.sharing.notes["told"], "that is told")
+        assert not asked.is_set(), "nobody waits for it any more"
+        async with sites(store) as (other,):
+            await other.turn(key(1))
+            assert other.sharing.claims["claimed"] == 1
 
 
 @pytest.mark.parametrize("policy", ["session_affinity", "random", "round_robin"])
