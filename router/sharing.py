@@ -416,8 +416,9 @@ class Sharing:
             self._gap_at = self._clock()
             if self.orders is not None:
                 self._untold_orders = {**self.orders.all(), **self._untold_orders}
-            if self._restoring is None or self._restoring.done():
-                self._restoring = asyncio.create_task(self._restore())
+            if self._restoring is not None:
+                self._restoring.cancel()  # what it has given back is forgotten, too
+            self._restoring = asyncio.create_task(self._restore())
         self._epoch = epoch
 
     async def _restore(self) -> None:

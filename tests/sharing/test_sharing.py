@@ -303,6 +303,36 @@ async def test_a_store_that_forgot_gets_back_what_routers_know(store: MemoryStor
             assert {session: await new.turn(session, 2_100) for session in placed} == placed
 
 
+async def test_a_store_that_forgets_while_it_gets_back_is_given_all_of_it_again(store: MemoryStore) -> None:
+    class Slow(MemoryStore):
+        """Takes back one message of notes, and no second."""
+
+        took = False
+
+        async def restore(self, notes: Sequence[Note]) -> None:
+            if self.took:
+                await over.wait()
+            self.took = True
+            await super().restore(notes)
+
+    over = asyncio.Event()
+    slow, empty = Slow(time.monotonic), MemoryStore(time.monotonic)
+    faulty = Faulty(store)
+    async with sites(faulty) as (one,):
+        one.sharing.timeout_s = LIMIT_S
+        placed = {key(n): await one.turn(key(n), 2_000) for n in range(300)}
+        faulty.store = slow
+        await eventually(lambda: slow.took, "some is given back")
+        faulty.store = empty
+        epoch = await empty.epoch("another")
+        await eventually(lambda: one.sharing._epoch == epoch, "that it has forgotten once more is seen")
+        over.set()
+        await eventually(lambda: one.sharing._restoring is None or one.sharing._restoring.done(), "all is given back")
+        async with sites(empty) as (new,):
+            assert {session: await new.turn(session, 2_100) for session in placed} == placed
+            assert new.sharing.claims["adopted"] == len(placed)
+
+
 async def test_what_happened_in_a_gap_is_asked_for(store: MemoryStore) -> None:
     """A router that missed messages does not trust what it knew before."""
     async with sites(store, store) as (one, other):
