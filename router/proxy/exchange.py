@@ -10,7 +10,7 @@ from policies.admission import Priority, Shed, Ticket
 from policies.balancer import NoReplica
 from policies.lease import Lease
 from policies.responses import issued
-from policies.types import OUTCOMES, Cause, Phase, Replica, Request, State, Usage
+from policies.types import OUTCOMES, Cause, Outcome, Phase, Replica, Request, State, Usage
 from router import errors
 from router.errors import Refusal
 from router.identity import is_json, model_of, responses
@@ -627,9 +627,9 @@ class Exchange:
         phase = self.phase
         replica: Replica = lease.replica
         if why not in _BUSY:
-            proxy.health.failed(replica, why)
+            self._blame(replica, why)
         self._drop_upstream()
-        lease.finish(OUTCOMES[Cause.UPSTREAM, phase], None, proxy.clock())
+        self._give_up(lease, OUTCOMES[Cause.UPSTREAM, phase])
         self.lease = None
         proxy.room.freed()
         self.why = why
@@ -665,10 +665,24 @@ class Exchange:
     def _short(self, refusal: Refusal) -> None:
         """We could not even try: no other replica would do better, and none is to blame."""
         assert self.lease is not None
-        self.lease.finish(OUTCOMES[Cause.ROUTER, self.phase], None, self.proxy.clock())
+        self._give_up(self.lease, OUTCOMES[Cause.ROUTER, self.phase])
         self.lease = None
         self.proxy.room.freed()
         self.refuse(refusal)
+
+    def _blame(self, replica: Replica, why: str) -> None:
+        """It failed the request, which goes on, whatever becomes of what is learned from that."""
+        try:
+            self.proxy.health.failed(replica, why)
+        except Exception:
+            log.exception("a failure was not noted, in a way it should not")
+
+    def _give_up(self, lease: Lease, outcome: Outcome) -> None:
+        """The place, likewise."""
+        try:
+            lease.finish(outcome, None, self.proxy.clock())
+        except Exception:
+            log.exception("a failure taught nothing, in a way it should not")
 
     def _drop_upstream(self) -> None:
         connection, self.connection = self.connection, None
@@ -725,7 +739,7 @@ class Exchange:
     def _broken(self, cause: Cause) -> None:
         """The answer broke off after it had begun: the client must not take it for whole."""
         if self.lease is not None and cause is Cause.UPSTREAM:
-            self.proxy.health.failed(self.lease.replica, "broken")
+            self._blame(self.lease.replica, "broken")
         self.keep_alive = False
         self._finish(cause)
         self.downstream.break_off(self)

@@ -6,13 +6,17 @@ import json
 
 import pytest
 
-from policies.events import Event, Finished
+from policies.events import Event, Finished, ReplicaChanged
 from policies.round_robin import RoundRobin
 from policies.types import Replica
+from router.ask import Asker
+from router.health import Health
+from router.proxy.upstream import Upstream
+from router.settings import HealthSettings
 from tests.fakes.client import get, post
 from tests.fakes.logged import logged
 from tests.fakes.proxied import Proxied
-from tests.fakes.upstream import LAST_CHUNK, SSE_HEAD, Peer, always, chunk, ok
+from tests.fakes.upstream import LAST_CHUNK, REFUSING, SSE_HEAD, Peer, always, chunk, ok
 from tests.fakes.wire import eventually
 from tests.proxy.conftest import Warm
 from tests.proxy.test_streams import PIECE
@@ -108,3 +112,35 @@ async def test_a_mistake_in_learning_costs_no_request_and_leaves_nothing_open(
     await eventually(lambda: router.replica("a").in_flight == 0)
     assert (router.balancer.in_flight, router.balancer.pending, router.proxy.body_bytes) == (0, 0, 0)
     assert len([each for each in logged(caplog, "warmroute.proxy") if "taught nothing" in each.message]) == 3
+
+
+class Slips(RoundRobin):
+    """Makes a mistake when it hears of the end of a request, and of a replica that is not what it was."""
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, (Finished, ReplicaChanged)):
+            raise ValueError("math domain error")
+        super().observe(event)
+
+
+async def test_a_mistake_in_learning_from_a_failure_costs_no_request_either(
+    warm: Warm, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = await warm(REFUSING, streaming)
+    given = HealthSettings(passive_fail_after=1, interval_s=60.0, panic_share=0.0)
+    health = Health(router.balancer, given, router.proxy.clock)
+    address = router.replica("a").address
+    assert isinstance(address, Upstream)
+    health.watch(router.replica("a"), Asker(address))
+    router.proxy.health = health
+    router.balancer.switch(Slips(), 0.0)
+    client = await router.client()
+    client.send(post("/v1/chat/completions", BODY, SESSION))
+    assert (await client.answer()).status == 200
+    assert router.replica("a").in_flight == 0
+    told = [each.message for each in logged(caplog, "warmroute.proxy")]
+    assert told[:2] == [
+        "a failure was not noted, in a way it should not",
+        "a failure taught nothing, in a way it should not",
+    ]
+    await health.forget(router.replica("a"))
