@@ -43,6 +43,7 @@ _FAULTS = (
         "it does not answer: see whether it runs and can be reached, and speaks TLS where store.url is rediss://",
     ),
     ("Connection closed by server", "it closed the connection: see its log; with TLS store.url is rediss://..."),
+    ("handler is closed", "it closed the connection, or something on the way did: see its log"),
     ("Connect", "it cannot be reached: see whether it runs there"),
 )
 """What its words hold, and the remedy: the first that fits."""

@@ -192,7 +192,8 @@ class RedisStore:
         except TimeoutError:
             await self._begin_anew(client or self._client)
             raise self._error(f"Timeout: no answer within {wait_s + self._timeout_s:g} s") from None
-        except (RedisError, RedisClusterException, OSError) as error:
+        except (RedisError, RedisClusterException, OSError, RuntimeError) as error:
+            # The last of these is how uvloop refuses to write to a connection that has ended.
             raise self._error(_words(error)) from None
 
     async def _done(self, commands: Sequence[Command], client: Any) -> list[Any]:

@@ -1,8 +1,10 @@
-"""What lies between a client and a server: it can be slow, and it can be cut without a sign to either."""
+"""What lies between a client and a server: it can be slow, it can be cut without a sign to either, and it can reset."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 
 CHUNK_BYTES = 65_536
 
@@ -17,6 +19,7 @@ class Cable:
         self._whole = asyncio.Event()
         self._whole.set()
         self._ways: set[asyncio.Task[None]] = set()
+        self._near: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
 
     async def start(self) -> int:
@@ -39,6 +42,13 @@ class Cable:
         self._end()
         self._whole.set()
 
+    def reset(self) -> None:
+        """End connections as what keeps no idle ones does."""
+        for writer in self._near:
+            at_once = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        self._end()
+
     def _end(self) -> None:
         for way in self._ways:
             way.cancel()
@@ -47,6 +57,7 @@ class Cable:
         task = asyncio.current_task()
         assert task is not None
         self._ways.add(task)
+        self._near.add(writer)
         try:
             await self._whole.wait()
             far_reader, far_writer = await asyncio.open_unix_connection(self._path)
@@ -61,6 +72,7 @@ class Cable:
         finally:
             writer.transport.abort()
             self._ways.discard(task)
+            self._near.discard(writer)
 
     async def _way(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(CHUNK_BYTES):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import redis
+import uvloop
 
 from router.store import Message
 from router.store.faults import ACL, ACL_CLUSTER
+from tests.fakes.cable import Cable
 from tests.store.conftest import Start
 from tests.store.notes import HANGS_S, fault, hear_all, note, opened, works, works_again
 from tests.store.servers import Server, eventually, free_port
@@ -121,6 +124,34 @@ async def test_a_cluster(start: Start) -> None:
         eventually(lambda: all(sound(node) for node in nodes), "the cluster is sound again")
         for store in (one, other):
             await works_again(store)
+
+
+def test_connections_of_a_cluster_that_are_reset_while_idle(start: Start) -> None:
+    """On the loop of production, whose transports refuse to be written to after that in a way of their own."""
+    node = start("--cluster-enabled", "yes", port=free_port())
+    node.ask("CLUSTER", "ADDSLOTS", *range(16384))
+    eventually(lambda: b"cluster_state:ok" in node.ask("CLUSTER", "INFO"), "the cluster is sound")
+
+    async def reset() -> None:
+        cable = Cable(node.path)
+        port = await cable.start()
+        node.ask("CONFIG", "SET", "cluster-announce-port", port)
+        try:
+            async with asyncio.timeout(HANGS_S), opened(f"redis+cluster://127.0.0.1:{port}") as store:
+                await works_again(store)
+                last, out = await asyncio.open_connection("127.0.0.1", port)
+                out.write(b"PING\r\n")
+                await last.readline()
+                cable.reset()
+                with suppress(ConnectionResetError):
+                    await last.read()
+                assert "closed the connection" in await fault(store.claim(note()))
+                await works_again(store)
+        finally:
+            await cable.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(reset())
 
 
 async def test_a_slot_that_moves(start: Start) -> None:
