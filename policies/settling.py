@@ -85,6 +85,8 @@ def settle(lease: Lease, directory: Directory, usage: Usage | None, now: float) 
             branch.ratio = min(max(usage.prompt_tokens / request.estimate_tokens, 0.1), 10.0)
     elif lease.begun and request.prompt_tokens > 0:  # it answered: it holds the prompt
         tokens = request.prompt_tokens
+    elif home.last_use > lease.opened_at:  # another router's turn was there meanwhile, and knows better
+        tokens = home.tokens
     else:  # nothing shows that anything was computed
         tokens = lease.was_tokens if lease.opened_at >= lease.replica.since else 0
     cache = lease.replica.cache

@@ -205,6 +205,25 @@ async def test_a_turn_that_computed_nothing_leaves_no_home(store: MemoryStore) -
         assert new.sharing.claims["claimed"] == 1
 
 
+async def test_a_turn_that_computed_nothing_takes_no_home_that_another_router_made_meanwhile(
+    store: MemoryStore,
+) -> None:
+    """As of a client that asked through both, and left the one that answered later."""
+    async with sites(store, store) as (one, other):
+        lease = await one.begin(key(1))
+        await eventually(lambda: home(other, key(1)) == lease.replica.id, "it is heard of")
+        heard = one.sharing.notes["heard"]
+        assert await other.turn(key(1)) == lease.replica.id
+        await eventually(lambda: one.sharing.notes["heard"] > heard, "so is the other's turn")
+        lease.finish(OUTCOMES[Cause.CLIENT, Phase.HEADERS], None, one.clock())
+        await one.turn(key(2))
+        await eventually(lambda: home(other, key(2)) is not None, "what one has to tell is heard of")
+        assert home(one, key(1)) == home(other, key(1)) == lease.replica.id
+    async with sites(store) as (new,):
+        await new.turn(key(1))
+        assert new.sharing.claims["adopted"] == 1
+
+
 async def test_one_routers_requests_count_at_the_others_until_they_end(store: MemoryStore) -> None:
     async with sites(store, store, policy="least_loaded") as (one, other):
         leases = [await one.begin(key(n)) for n in range(8)]
