@@ -176,7 +176,7 @@ class Sharing:
         if self.up:
             try:
                 async with asyncio.timeout(self.timeout_s):
-                    while self._untold or self._withdrawn or self._issued:
+                    while self._untold or self._withdrawn or self._issued or self._untold_orders:
                         await self._tell_some()
                     await self.store.tell(Message(self.name, leaving=True))
             except (StoreError, TimeoutError) as error:

@@ -352,6 +352,12 @@ async def test_a_store_that_forgets_while_it_gets_back_is_given_all_of_it_again(
             assert new.sharing.claims["adopted"] == len(placed)
 
 
+async def test_an_order_that_was_given_just_before_the_end_is_told(store: MemoryStore) -> None:
+    async with sites(store) as (one,):
+        one.sharing.order("drain:r1", b"{}")
+    assert await store.controls() == {"drain:r1": b"{}"}
+
+
 async def test_what_happened_in_a_gap_is_asked_for(store: MemoryStore) -> None:
     """A router that missed messages does not trust what it knew before."""
     async with sites(store, store) as (one, other):
