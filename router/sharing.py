@@ -368,13 +368,14 @@ class Sharing:
             self._gap_at = self._clock()
         taken = 0
         for message in heard.messages:
-            if message.sender == self.name:
+            own = message.sender == self.name
+            if own and not message.controls:
                 continue
             try:
+                self._obey(message.controls, own)
+                if own:
+                    continue
                 self.others.heard(message)
-                if self.orders is not None:
-                    for name, value in message.controls.items():
-                        self.orders.carry_out(name, value)
                 for note in message.notes:
                     self._balancer.hear(note, self._clock())
                     taken += 1
@@ -385,6 +386,19 @@ class Sharing:
                 log.exception("a message of router %s was not taken in, in a way it should not", message.sender)
         self.notes["heard"] += taken
         self._cursor = heard.cursor
+
+    def _obey(self, controls: Mapping[str, bytes | None], own: bool) -> None:
+        """Carry out orders as they were told, so that the last holds, whoever was told it.
+
+        One's own are in force already, unless another was heard since, which was told before it.
+        """
+        if self.orders is None:
+            return
+        for name, value in controls.items():
+            if name in self._untold_orders:
+                continue  # what is told later holds
+            if not own or self.orders.all().get(name) != value:
+                self.orders.carry_out(name, value)
 
     # The store's own state
 
