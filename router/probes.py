@@ -51,7 +51,7 @@ class Probes:
         self._asker = asker
         self._settings = settings
         self._clock = clock
-        self._settle = settle
+        self._told = settle
         self.probed = False
         """Whether it was at least once."""
         self._path = READY
@@ -88,6 +88,12 @@ class Probes:
                 pause_s = self._settings.interval_s
             self._settle()
             await self._pause(pause_s * (0.9 + 0.2 * random.random()))
+
+    def _settle(self) -> None:
+        try:
+            self._told()
+        except Exception:  # what others make of a probe must not be the last one's end
+            log.exception("settling what is known of %s failed in a way it should not", self._replica.id)
 
     async def _pause(self, seconds: float) -> None:
         """Until the next probe. Where that is far off, a circuit breaker's time may be up before it."""

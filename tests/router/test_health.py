@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from policies.balancer import Balancer
+from policies.events import Event, ReplicaChanged
 from policies.round_robin import RoundRobin
 from policies.types import Load, Replica, State
 from router.ask import Asker, Nobody, kind
@@ -121,6 +122,24 @@ async def test_failed_probes_eject_and_good_ones_readmit(trouble: Reply, watch: 
     assert watched.why.startswith(("/ready says 50", "no answer to /ready within 0.2 s"))
     watched.fake.say("/ready", 200)
     await watched.becomes(State.READY)
+
+
+class Slips(RoundRobin):
+    """Makes a mistake when it hears of a replica that is not what it was."""
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, ReplicaChanged):
+            raise ValueError("math domain error")
+
+
+async def test_a_mistake_of_the_policy_ends_no_probes(watch: Watch, caplog: LogCapture) -> None:
+    watched = await watch(FakeReplica(ready=200), SELDOM)
+    watched.balancer.switch(Slips(), watched.now)
+    watched.fake.say("/ready", Reply(500))
+    await watched.becomes(State.EJECTED)
+    watched.fake.say("/ready", 200)
+    await watched.becomes(State.READY)
+    assert [each.levelname for each in logged(caplog, "warmroute.health")].count("ERROR") == 2
 
 
 async def test_an_engine_that_dies_and_starts_again(watch: Watch) -> None:
