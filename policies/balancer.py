@@ -28,7 +28,20 @@ from policies.pool import Counts, Pool, alike
 from policies.regret import Regret
 from policies.responses import PREFIX, Responses
 from policies.sharing import Note, hear, stale
-from policies.types import TRIALS, Choice, Load, Outcome, Reason, Replica, Request, State, Usage
+from policies.types import (
+    OUTCOMES,
+    TRIALS,
+    Cause,
+    Choice,
+    Load,
+    Outcome,
+    Phase,
+    Reason,
+    Replica,
+    Request,
+    State,
+    Usage,
+)
 
 
 class NoReplica(Exception):
@@ -333,17 +346,21 @@ class Balancer:
             if shadow is not None:
                 self._compare(choice, shadow, request, candidates, now)
         lease = Lease(self, request, choice, now)
-        if request.issuer is not None and request.response is not None:
-            self.responses.put(request.response, request.issuer.id, now)
-        if request.key is not None and request.turn:
-            settling.place(lease, self.directory, found, now)
-            if self.on_home is not None:
-                self.on_home(lease)
-        if self.told:
-            self._tell(Routed(now, request, choice), choice.replica)
-        if choice.replica.state is State.HALF_OPEN:
-            lease.trial = True
-            self._tried(choice.replica, 1, now)
+        try:
+            if request.issuer is not None and request.response is not None:
+                self.responses.put(request.response, request.issuer.id, now)
+            if request.key is not None and request.turn:
+                settling.place(lease, self.directory, found, now)
+                if self.on_home is not None:
+                    self.on_home(lease)
+            if self.told:
+                self._tell(Routed(now, request, choice), choice.replica)
+            if choice.replica.state is State.HALF_OPEN:
+                lease.trial = True
+                self._tried(choice.replica, 1, now)
+        except Exception:  # whoever asked has no lease to finish
+            lease.finish(OUTCOMES[Cause.ROUTER, Phase.QUEUE], None, now)
+            raise
         return lease
 
     def explain(self, request: Request, now: float) -> Choice:

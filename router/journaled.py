@@ -182,7 +182,10 @@ class JournaledBalancer(Balancer):
 
     def ended(self, lease: Lease, outcome: Outcome, usage: Usage | None, now: float) -> None:
         super().ended(lease, outcome, usage, now)
-        line = Finish(now, self._leases.pop(lease), outcome.cause, outcome.phase, lease.timed)
+        number = self._leases.pop(lease, None)
+        if number is None:
+            return  # it came to nothing as it was opened, and nobody has been told of it
+        line = Finish(now, number, outcome.cause, outcome.phase, lease.timed)
         if usage is not None:
             line.prompt_tokens = usage.prompt_tokens
             line.cached_tokens = usage.cached_tokens

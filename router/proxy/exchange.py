@@ -579,7 +579,10 @@ class Exchange:
         assert self.lease is not None
         if self.status < 400:  # a refusal computed nothing
             self.lease.timed = self.lease.timed and self._streamed
-            self.lease.first_token(now)
+            try:
+                self.lease.first_token(now)
+            except Exception:
+                log.exception("the beginning of an answer taught nothing, in a way it should not")
         self.proxy.metrics.first_byte(self.lease.choice.reason, now - self.received_at)
 
     def _remember(self, beginning: bytes) -> None:

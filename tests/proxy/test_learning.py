@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from policies.events import Event, Finished, ReplicaChanged
+from policies.events import Event, Finished, FirstToken, ReplicaChanged, Routed
 from policies.round_robin import RoundRobin
 from policies.types import Replica
 from router.ask import Asker
@@ -112,6 +112,25 @@ async def test_a_mistake_in_learning_costs_no_request_and_leaves_nothing_open(
     await eventually(lambda: router.replica("a").in_flight == 0)
     assert (router.balancer.in_flight, router.balancer.pending, router.proxy.body_bytes) == (0, 0, 0)
     assert len([each for each in logged(caplog, "warmroute.proxy") if "taught nothing" in each.message]) == 3
+
+
+@pytest.mark.parametrize(("slip", "status"), [(Routed, 500), (FirstToken, 200)])
+async def test_a_mistake_in_learning_before_the_end_is_answered_and_leaves_nothing_open(
+    warm: Warm, slip: type[Event], status: int
+) -> None:
+    class Early(RoundRobin):
+        def observe(self, event: Event) -> None:
+            if isinstance(event, slip):
+                raise ValueError("math domain error")
+
+    router = await warm(streaming, admission={"max_running": 1, "max_waiting": 0})
+    router.balancer.switch(Early(), 0.0)
+    client = await router.client()
+    for _ in range(2):
+        client.send(post("/v1/chat/completions", BODY, SESSION))
+        assert (await client.answer()).status == status
+        await eventually(lambda: router.balancer.in_flight == 0, "the lease is given back")
+    assert (router.balancer.pending, router.replica("a").in_flight, router.proxy.body_bytes) == (0, 0, 0)
 
 
 class Slips(RoundRobin):
