@@ -322,7 +322,8 @@ class Sharing:
         homes = list(self._untold)[:MAX_AT_ONCE]
         if not (homes or changed or whole or self._untold_orders or self._withdrawn or self._issued):
             return
-        withdrawals, responses = _some(self._withdrawn), _some(self._issued)
+        withdrawals = [note for note in _some(self._withdrawn) if not self._is_home(note, now)]
+        responses = _some(self._issued)
         leases = {home: self._untold.pop(home) for home in homes}
         orders, self._untold_orders = self._untold_orders, {}
         # What is there is told last: it may be where another proposal came to nothing.
@@ -343,6 +344,11 @@ class Sharing:
         self.notes["told"] += len(notes)
         if whole:
             self._whole_at = now
+
+    def _is_home(self, note: Note, now: float) -> bool:
+        """Whether the session lives by now where that note says that it does not: another router's turn went there."""
+        branches = self._balancer.directory.branches(note.key, now)
+        return any(home.resident and home.replica.id == note.replica for branch in branches for home in branch.homes)
 
     def _own_loads(self) -> dict[str, Own]:
         return {

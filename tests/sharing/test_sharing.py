@@ -168,6 +168,24 @@ async def test_a_place_that_is_given_up_before_the_answer_is_no_home() -> None:
             assert other.sharing.claims["claimed"] == 1
 
 
+async def test_a_home_stays_that_another_router_made_of_a_place_that_was_proposed(store: MemoryStore) -> None:
+    """As when the first request waits for room until its client has left, and the second does not."""
+    async with sites(store, store) as (one, other):
+        asked = asyncio.Event()
+        claim = one.sharing.ask(Request(key(1), fingerprint=7, prompt_tokens=20_000), one.clock(), asked.set)
+        assert claim is not None
+        await asked.wait()
+        assert await other.turn(key(1)) == claim.note.replica
+        await eventually(lambda: home(one, key(1)) == claim.note.replica, "it is heard of")
+        claim.placed(None)
+        await one.turn(key(2))
+        await eventually(lambda: home(other, key(2)) is not None, "what one has to tell is heard of")
+        assert home(other, key(1)) == claim.note.replica
+        async with sites(store) as (new,):
+            assert await new.turn(key(1), 21_000) == claim.note.replica
+            assert new.sharing.claims["adopted"] == 1
+
+
 @pytest.mark.parametrize("policy", ["session_affinity", "random", "round_robin"])
 async def test_first_requests_at_once_end_on_one_home(store: MemoryStore, policy: str) -> None:
     """Whoever claims first keeps it: the others hear of the home before they place. Policies without homes aside."""
