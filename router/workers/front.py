@@ -133,9 +133,12 @@ class Front:
         member, answer = await self._one(request, body)
         if answer.is_error or request.method in ("GET", "HEAD") or path == "/explain":
             return _passed(answer)
+        beside = self._beside(member)
         if path == "/reload":
             self._reloaded()
-        beside = self._beside(member)
+            for each in self._crew.members:
+                if not each.up:
+                    each.tell(RELOAD)  # it may have begun with what was in force before
         answers = await asyncio.gather(*(self._ask(each, request, body) for each in beside))
         for each, told in zip(beside, answers, strict=True):
             if told is not None and told.is_error:

@@ -76,3 +76,16 @@ async def test_a_reload_reaches_all_and_those_that_come_later(manned: Manned) ->
     manned.router.signal(signal.SIGHUP)
     await manned.logged("asked by SIGHUP")
     await manned.until(lambda: told(manned), lambda seen: seen == {"c"}, "both have read it")
+
+
+async def test_a_reload_reaches_a_worker_that_is_just_starting(manned: Manned) -> None:
+    """It was given what was in force as it began."""
+    await manned.start("a")
+    await manned.add("b")
+    manned.write(ids="b")
+    pids = manned.pids()
+    os.kill(pids[2], signal.SIGKILL)
+    await manned.logged("worker 2 was ended by signal 9: started again")
+    assert (await manned.reload()).status_code == 200
+    await replaced(manned, pids)
+    await manned.until(lambda: told(manned), lambda seen: seen == {"b"}, "both have read it")
