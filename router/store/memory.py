@@ -58,9 +58,15 @@ class MemoryStore:
 
     async def restore(self, notes: Sequence[Note]) -> None:
         now = self._clock()
+        told = {note.key: list(self._sessions.get(note.key, ())) for note in notes}
         for note in notes:
             if _place(note) not in self._sessions.get(note.key, ()):
                 self._put(note, now)
+        for key, places in told.items():  # after what the store forgot, and so latest
+            homes = self._sessions.get(key, OrderedDict())
+            for place in places:
+                if place in homes:
+                    homes.move_to_end(place)
 
     async def hear(self, cursor: str, wait_s: float) -> Heard:
         told = self._told if cursor == "" else int(cursor)

@@ -24,12 +24,12 @@ end
 session is not shared then, and all others are."""
 
 _PUT = """
-local function put(key, i, home, note)
+local function put(key, at, home, note)
   if note == '' then
     redis.call('HDEL', key, home)
     return
   end
-  redis.call('HSET', key, home, string.format('%016.0f', now + i) .. note)
+  redis.call('HSET', key, home, string.format('%016.0f', at) .. note)
 end
 local function bound(key, most, ttl)
   local over = redis.call('HLEN', key) - most
@@ -45,8 +45,9 @@ local at = 3
 for _, key in ipairs(KEYS) do
   local last = at + 2 * ARGV[at]
   if homes(key, 'HLEN') then
+    local from = since(key)
     for i = at + 1, last, 2 do
-      if wanted(key, ARGV[i]) then put(key, i, ARGV[i], ARGV[i + 1]) end
+      if wanted(key, ARGV[i]) then put(key, from + i, ARGV[i], ARGV[i + 1]) end
     end
     bound(key, tonumber(ARGV[2]), ARGV[1])
   end
@@ -84,13 +85,33 @@ return answer
 """TTL in milliseconds, then home and note for each key. Answers with the time, and for each key with fields and values
 that were there."""
 
-PUT = Script(_NOW + _HOMES + "local function wanted() return true end" + _PUT)
+PUT = Script(
+    _NOW
+    + _HOMES
+    + """
+local function wanted() return true end
+local function since() return now end
+"""
+    + _PUT
+)
 """TTL, most homes, then for each key how many homes, and home and note of each; an empty note takes the home out."""
 
 RESTORE = Script(
-    _NOW + _HOMES + "local function wanted(key, home) return redis.call('HEXISTS', key, home) == 0 end" + _PUT
+    _NOW
+    + _HOMES
+    + """
+local function wanted(key, home) return redis.call('HEXISTS', key, home) == 0 end
+local function since(key)
+  local known, first = redis.call('HGETALL', key), now
+  for i = 2, #known, 2 do
+    first = math.min(first, (tonumber(string.sub(known[i], 1, 16)) or now) - #ARGV)
+  end
+  return first
+end
+"""
+    + _PUT
 )
-"""As PUT, of homes that are not there."""
+"""As PUT, of homes that are not there: behind those that are, which were told later."""
 
 SAY = Script(
     _NOW

@@ -82,7 +82,7 @@ class Store(Protocol):
         ...
 
     async def restore(self, notes: Sequence[Note]) -> None:
-        """Store notes where nothing is known of that very home. They are passed on to nobody."""
+        """Store notes where nothing is known of that very home, as older than what is. They are passed on to nobody."""
         ...
 
     async def hear(self, cursor: str, wait_s: float) -> Heard:

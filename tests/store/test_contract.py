@@ -138,6 +138,14 @@ async def test_what_is_restored_does_not_take_the_place_of_what_is_known(store: 
     assert (await hear_all(store, cursor)).messages == [], "it is passed on to nobody"
 
 
+async def test_what_is_restored_is_older_than_what_is_known(store: Store) -> None:
+    """It was told before the store forgot, and what is known since."""
+    await store.tell(Message("one", [note(replica="c"), note(replica="d")]))
+    await store.restore([note(replica="a"), note(replica="b"), note(replica="c"), note(2, "a"), note(2, "b")])
+    assert await homes(store) == ["d", "c", "b", "a"]
+    assert await homes(store, 2) == ["b", "a"]
+
+
 async def test_ages_grow_by_the_stores_clock(store: Store) -> None:
     await store.claim(note())
     [first] = await store.claim(note())
