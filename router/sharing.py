@@ -260,6 +260,7 @@ class Sharing:
             self._trouble("claim", error)
         except Exception:  # a client must not wait for what will never come
             self.claims["failed"] += 1
+            self.faults["claim"] += 1
             log.exception("a session was not claimed, in a way it should not")
         self.waits.observe(self._clock() - began)
         claim.answered(then)
