@@ -338,8 +338,12 @@ class World:
             served.placed = self.engine.now
         served.replica = server.id
         served.reason = str(lease.choice.reason)
-        if thread.conversation.main and served.tries == 1:
-            self._placed(thread, turn, served, server)
+        if thread.conversation.main:
+            if served.tries == 1:
+                self._placed(thread, turn, served, server)
+            if thread.last is not None:
+                self.measure.placed[thread.last.id] -= 1
+            self.measure.placed[server.id] += 1
         thread.last = server
         place, output = server, self._output_of(turn)
         if server.group.role is Role.WARM:
@@ -394,17 +398,14 @@ class World:
     def _placed(self, thread: Thread, turn: Turn, served: Served, server: Server) -> None:
         """Whether the main thread has moved, and whether a scale-out made it do so."""
         last = thread.last
-        placed = self.measure.placed
         if last is not None:
             served.followed = True
             served.moved = last is not server
-            placed[last.id] -= 1
             # One that begins anew (compacted) has nothing but the tools' prefix anywhere.
             if thread.joined < len(self._servers.joined_at) and turn.fingerprint == thread.fingerprint:
                 self._after_scale_out(thread, turn, last, server)
         thread.joined = len(self._servers.joined_at)
         thread.fingerprint = turn.fingerprint
-        placed[server.id] += 1
 
     def _after_scale_out(self, thread: Thread, turn: Turn, last: Server, server: Server) -> None:
         known = self._known.count(thread, turn)

@@ -140,6 +140,8 @@ def test_what_is_asked_is_answered_and_load_ends_at_zero(what: str, fleet: str, 
         assert server.replica.cache.pinned_pages == server.replica.cache.allocated_pages == 0
         assert (server.engaged, server.tokens) == (0, 0)
         assert not server.calls
+    assert not any(world.measure.placed.values()), "no session that has ended is still counted anywhere"
+    assert world.measure.result()["sessions_max_over_mean"] == 0.0
     if what == "crash":
         assert world.measure.broken + sum(s.tries > 1 for s in served) > 0
     else:
