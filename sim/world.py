@@ -472,6 +472,7 @@ class World:
     def _prefill_begun(self, server: Server, call: Call, work: Work) -> None:
         served = call.served
         served.cached_tokens, served.host_tokens = work.cached_tokens, work.host_tokens
+        served.elsewhere_tokens = served.evicted_tokens = 0  # a replica that has died since may have begun it, too
         cached, known = work.cached_tokens // self._page, call.known
         if known < len(work.pages) and self._known.has(call.thread, work.pages[known]):  # by a fork, since it was asked
             call.known = known = self._known.count(call.thread, call.turn)

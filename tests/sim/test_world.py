@@ -187,6 +187,22 @@ def test_every_prompt_token_is_found_or_regretted_or_new() -> None:
     assert regretted["round_robin"] > new["round_robin"] / 2
 
 
+def test_what_a_dead_replica_would_have_computed_again_is_not_told_of_the_one_that_had_it() -> None:
+    groups = (Group(1, TIMES, LIMITS, "a"), Group(1, TIMES, LIMITS, "b"))
+    calm = Synthetic(turns=9.0, first_sigma=0.0, forks=NO_FORKS)
+    world = build(Plan(groups, 1, True, calm), seed=3, policy="round_robin")
+    served = world.measure.served
+    while len(served) < 2 or not served[1].elsewhere_tokens:
+        world.run(world.engine.now + 0.01)
+    second = served[1]
+    assert second.first_token is None
+    world.crash(5.0, "b" if second.replica == "b001" else "a")
+    world.run(world.engine.now + 30.0)
+    assert second.tries == 2
+    assert second.cached_tokens > 0.9 * second.prompt_tokens
+    assert second.elsewhere_tokens == second.evicted_tokens == 0
+
+
 def test_sessions_are_the_same_for_every_policy() -> None:
     asked = []
     for policy in ("round_robin", "rendezvous"):
