@@ -198,8 +198,11 @@ def _workload(scenario: Scenario, seed: int) -> Workload:
             _recorded(), PAGE_TOKENS, seed, forks=scenario.forks, gap_cap_s=cap_s, patience=patience
         )
     assert scenario.trace is not None
-    trace, kv_tokens = load_trace(scenario.trace), min(group.limits.kv_tokens for group in scenario.equipment().groups)
-    return TraceWorkload(trace, PAGE_TOKENS, seed, gap_cap_s=cap_s, patience=patience, kv_tokens=kv_tokens)
+    pages = min(group.limits.kv_tokens // PAGE_TOKENS for group in scenario.equipment().groups)
+    return TraceWorkload(
+        load_trace(scenario.trace), PAGE_TOKENS, seed,
+        gap_cap_s=cap_s, patience=patience, kv_tokens=pages * PAGE_TOKENS,
+    )  # fmt: skip
 
 
 def requests_left_out(scenario: Scenario) -> int:

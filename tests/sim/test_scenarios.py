@@ -233,6 +233,17 @@ def test_a_trace_lies_beside_the_scenario(tmp_path: Path) -> None:
     assert world.measure.result()["requests"] == 2
 
 
+def test_a_request_of_a_trace_that_needs_a_part_of_a_page_too_much_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "requests.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n0,4800,64\n1,4870,10\n")
+    text = (
+        "full = 1\nwarm_up_s = 0\nmeasured_s = 60\nsessions = 'trace'\n[trace]\npath = 'requests.csv'\n"
+        "[[fleet]]\nmachine = 'study-bf16'\ncount = 1\nkv_tokens = 5000\nhost_tier = false\n"
+    )
+    scenario = find(write(tmp_path, "mine", text))
+    assert scenarios.requests_left_out(scenario) == 1
+    assert scenarios.run(scenario, 1, "random", {}).measure.result()["requests"] == 1
+
+
 # Events
 
 
