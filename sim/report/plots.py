@@ -83,7 +83,9 @@ def pictures(found: Sequence[Result]) -> Iterator[Picture]:
 
 
 def _name(what: str, result: Result) -> str:
-    return re.sub(r"[^\w-]+", "-", f"{what}-{result.job.scenario.name}")
+    scenario = result.job.scenario
+    varied = [f"{key}={value}" for key, value in scenario.varied]
+    return re.sub(r"[^\w-]+", "-", "-".join([what, scenario.name, *varied]))
 
 
 def _swept(found: Sequence[Result]) -> bool:

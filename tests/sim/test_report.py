@@ -142,6 +142,18 @@ def test_pictures_of_a_sweep(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").read_text().count("<svg") == 3
 
 
+def test_pictures_of_a_sweep_over_something_else_are_told_apart(tmp_path: Path) -> None:
+    sweep = ["sweep", "r80", "--vary", "gap_cap_s=0.5,300", "--policies", "random", "--seeds", "1", "--jobs", "1"]
+    quick = ["--set", "fleet.count=2", "--set", "warm_up_s=10", "--set", "measured_s=30"]
+    assert main([*sweep, *quick, "--png", str(tmp_path), "--html", str(tmp_path / "report.html")]) == 0
+    assert {path.name for path in tmp_path.glob("*.png")} == {
+        *("ttft-r80-gap_cap_s-0-5.png", "ttft-r80-gap_cap_s-300.png"),
+        *("load-r80-gap_cap_s-0-5.png", "load-r80-gap_cap_s-300.png"),
+    }
+    page = _Page((tmp_path / "report.html").read_text())
+    assert len(page.ids) == len(set(page.ids))
+
+
 def test_without_matplotlib_the_remedy_is_told_before_anything_is_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
