@@ -77,7 +77,8 @@ def pictures(found: Sequence[Result]) -> Iterator[Picture]:
             return
         for group in results.by_scenario(found).values():
             yield _distribution(group)
-            yield _history(group)
+            if any(counts for run in group for _, counts in run.history):
+                yield _history(group)
             if any(isinstance(event, ScaleOut) for event in group[0].job.scenario.events):
                 yield _scale_out(group)
 

@@ -154,6 +154,15 @@ def test_pictures_of_a_sweep_over_something_else_are_told_apart(tmp_path: Path) 
     assert len(page.ids) == len(set(page.ids))
 
 
+@pytest.mark.parametrize("changes", [{"measured_s": 0.5}, {"events": [{"kind": "crash", "at_s": 0.0}]}], ids=str)
+def test_a_run_that_never_saw_a_replica_has_no_picture_of_their_load(
+    changes: dict[str, object], tmp_path: Path
+) -> None:
+    scenario = find("r80", {"fleet.count": 1, "warm_up_s": 0, "measured_s": 30, **changes})
+    report.write([run(Job(scenario, Candidate("random"), 1))], tmp_path / "report.html", None)
+    assert (tmp_path / "report.html").read_text().count("<svg") == 1
+
+
 def test_without_matplotlib_the_remedy_is_told_before_anything_is_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
