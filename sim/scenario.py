@@ -198,11 +198,10 @@ def _workload(scenario: Scenario, seed: int) -> Workload:
             _recorded(), PAGE_TOKENS, seed, forks=scenario.forks, gap_cap_s=cap_s, patience=patience
         )
     assert scenario.trace is not None
+    trace = load_trace(scenario.trace)
     pages = min(group.limits.kv_tokens // PAGE_TOKENS for group in scenario.equipment().groups)
-    return TraceWorkload(
-        load_trace(scenario.trace), PAGE_TOKENS, seed,
-        gap_cap_s=cap_s, patience=patience, kv_tokens=pages * PAGE_TOKENS,
-    )  # fmt: skip
+    kv_tokens = pages * PAGE_TOKENS
+    return TraceWorkload(trace, PAGE_TOKENS, seed, gap_cap_s=cap_s, patience=patience, kv_tokens=kv_tokens)
 
 
 def requests_left_out(scenario: Scenario) -> int:
