@@ -154,13 +154,28 @@ def tables(data: Runs) -> Iterator[str]:
 
 
 class Bars:
-    """Lines of the table of bars."""
+    """Lines of the table of bars, and which bars were left out."""
 
-    def __init__(self) -> None:
-        self.lines = ["| bar | scenario | wanted | seen | met |", "|---|---|---|---|---|"]
+    def __init__(self, data: Runs) -> None:
+        self._data = data
+        self._lines = ["| bar | scenario | wanted | seen | met |", "|---|---|---|---|---|"]
+        self._left_out: list[str] = []
+
+    @property
+    def lines(self) -> list[str]:
+        told = ["", "Left out, as what they are about was not run:", ""] if self._left_out else []
+        return [*self._lines, *told, *self._left_out]
+
+    def can_be(self, what: str, names: Sequence[str], labels: Sequence[str]) -> bool:
+        """Whether all scenarios and policies of a bar were run. If not, it is left out, and that is told."""
+        missing = [name for name in names if name not in self._data.names]
+        missing += [label for label in labels if label not in self._data.labels]
+        if missing:
+            self._left_out.append(f"- {what}, {' and '.join(names) or 'all'}: without {', '.join(missing)}")
+        return not missing
 
     def add(self, what: str, where: str, wanted: str, seen: str, met: bool) -> None:
-        self.lines.append(f"| {what} | {where} | {wanted} | {seen} | {'yes' if met else '**no**'} |")
+        self._lines.append(f"| {what} | {where} | {wanted} | {seen} | {'yes' if met else '**no**'} |")
 
     def at_most(self, what: str, where: str, bound: float, ratio: tuple[float, float], *, whole: bool = False) -> None:
         """With `whole`, all of the interval must be below."""
@@ -169,89 +184,92 @@ class Bars:
         self.add(what, where, f"≤ {bound:g}", seen, (value * factor if whole else value) <= bound)
 
 
-def _of(data: Runs, *names: str) -> Iterator[str]:
-    """Those that were run."""
-    return (name for name in names if name in data.names)
-
-
 def synthetic_bars(data: Runs) -> list[str]:
     """Section 6 of the placement study, fair column. The upper end of the interval counts for the first five."""
-    bars = Bars()
+    bars = Bars(data)
     hrw, key = "rendezvous", "ttft_p99_s"
-    bars.at_most("p99 / rendezvous", "r80", 0.50, data.ratio(["r80"], STAR, hrw, key), whole=True)
-    for name in _of(data, "r60", "r95", "burst80", "skew80", "forkheavy", "scaleout", "scalein", "crash"):
-        bars.at_most("p99 / rendezvous", name, 0.55, data.ratio([name], STAR, hrw, key), whole=name != "crash")
-    bars.at_most("p99 / rendezvous", "nohost80", 0.35, data.ratio(["nohost80"], STAR, hrw, key), whole=True)
-    bars.at_most("excess mean / rendezvous", "r80", 0.30, data.ratio(["r80"], STAR, hrw, "excess_mean_s"), whole=True)
+
+    def judge(what: str, name: str, bound: float, peer: str, figure: str, *, whole: bool, base_name: str = "") -> None:
+        if bars.can_be(what, [name, base_name] if base_name else [name], [STAR, peer]):
+            bars.at_most(what, name, bound, data.ratio([name], STAR, peer, figure, base_name), whole=whole)
+
+    judge("p99 / rendezvous", "r80", 0.50, hrw, key, whole=True)
+    for name in ("r60", "r95", "burst80", "skew80", "forkheavy", "scaleout", "scalein", "crash"):
+        judge("p99 / rendezvous", name, 0.55, hrw, key, whole=name != "crash")
+    judge("p99 / rendezvous", "nohost80", 0.35, hrw, key, whole=True)
+    judge("excess mean / rendezvous", "r80", 0.30, hrw, "excess_mean_s", whole=True)
     for peer, bound in (("bounded_load", 0.60), ("weighted_score", 0.75), ("kv_cost", 0.60)):
-        bars.at_most(f"p99 / {peer}", "r80", bound, data.ratio(["r80"], STAR, peer, key), whole=True)
-    keepers = [peer for peer in ("sticky", "prefix_aware", "dual_choice") if peer in data.labels]
-    for name in _of(data, "r80", "r95", "burst80", "scaleout"):
+        judge(f"p99 / {peer}", "r80", bound, peer, key, whole=True)
+    known = ("sticky", "prefix_aware", "dual_choice")
+    keepers = [peer for peer in known if peer in data.labels]
+    for name in ("r80", "r95", "burst80", "scaleout"):
         for figure, title, bound in (("ttft_p99_s", "p99", 1.05), ("excess_mean_s", "excess mean", 0.95)):
-            rival = data.best([name], keepers, figure)
-            bars.at_most(
-                f"{title} / best of {', '.join(keepers)} ({rival})",
-                name,
-                bound,
-                data.ratio([name], STAR, rival, figure),
-            )
+            what = f"{title} / best of {', '.join(keepers or known)}"
+            if bars.can_be(what, [name], [STAR] if keepers else [STAR, *known]):
+                rival = data.best([name], keepers, figure)
+                bars.at_most(f"{what} ({rival})", name, bound, data.ratio([name], STAR, rival, figure))
     others = [label for label in data.labels if label != STAR]
-    worst = max(data.names, key=lambda n: data.ratio([n], STAR, data.best([n], others, "ttft_p50_s"), "ttft_p50_s")[0])
-    rival = data.best([worst], others, "ttft_p50_s")
-    bars.at_most(
-        f"p50 / best of all ({rival})", f"worst of all: {worst}", 1.08, data.ratio([worst], STAR, rival, "ttft_p50_s")
-    )
-    value, factor = data.ratio(["r80"], STAR, hrw, "tokens_per_s")
-    bars.add("tokens/s / rendezvous", "r80", "≥ 1.08", f"{value:.3g} (*/ {factor:.3g})", value >= 1.08)
-    worst = min(
-        data.names,
-        key=lambda n: data.ratio([n], STAR, data.best([n], others, "tokens_per_s", least=False), "tokens_per_s")[0],
-    )
-    rival = data.best([worst], others, "tokens_per_s", least=False)
-    value, factor = data.ratio([worst], STAR, rival, "tokens_per_s")
-    bars.add(
-        f"tokens/s / best of all ({rival})",
-        f"worst of all: {worst}",
-        "≥ 0.98",
-        f"{value:.3g} (*/ {factor:.3g})",
-        value >= 0.98,
-    )
-    hosted = [name for name in data.names if "nohost" not in name]
-    worst = min(hosted, key=lambda n: data.ratio([n], STAR, "sticky", "hit_total")[0])
-    value, _ = data.ratio([worst], STAR, "sticky", "hit_total")
-    bars.add("hit rate / sticky", f"worst of all: {worst}", "≥ 0.975", f"{value:.3g}", value >= 0.975)
-    for name in _of(data, "N50x250"):
-        figure = "inflight_max_over_mean"
-        bars.at_most(f"in flight, fullest over mean / {hrw}", name, 0.75, data.ratio([name], STAR, hrw, figure))
-    for name in _of(data, "scaleout"):
-        lost = sum(data.values(name, STAR, "kv_lost_moves_to_new"))
-        resident = sum(data.values(name, STAR, "resident_sessions"))
-        bars.add("resident sessions sent to a new replica", name, "0", f"{lost:g} of {resident:g}", lost == 0)
-    moved = data.mean("r80", STAR, "moved_share")
-    bars.add("turns of main threads that moved", "r80", "≤ 0.04", f"{moved:.3g}", moved <= 0.04)
-    for name in _of(data, "routers4"):
-        bars.at_most("p99 of four routers / one", name, 1.4, data.ratio([name], STAR, STAR, key, "r80"))
-    for name in _of(data, "routers4-alone"):
+    against = [STAR] if others else [STAR, "any other policy"]
+    if bars.can_be("p50 / best of all", [], against):
+        figure = "ttft_p50_s"
+        worst = max(data.names, key=lambda n: data.ratio([n], STAR, data.best([n], others, figure), figure)[0])
+        rival = data.best([worst], others, figure)
         bars.at_most(
-            "p99 of four that share nothing / four with rendezvous", name, 0.6, data.ratio([name], STAR, hrw, key)
+            f"p50 / best of all ({rival})", f"worst of all: {worst}", 1.08, data.ratio([worst], STAR, rival, figure)
         )
+    if bars.can_be("tokens/s / rendezvous", ["r80"], [STAR, hrw]):
+        value, factor = data.ratio(["r80"], STAR, hrw, "tokens_per_s")
+        bars.add("tokens/s / rendezvous", "r80", "≥ 1.08", f"{value:.3g} (*/ {factor:.3g})", value >= 1.08)
+    if bars.can_be("tokens/s / best of all", [], against):
+        worst = min(
+            data.names,
+            key=lambda n: data.ratio([n], STAR, data.best([n], others, "tokens_per_s", least=False), "tokens_per_s")[0],
+        )
+        rival = data.best([worst], others, "tokens_per_s", least=False)
+        value, factor = data.ratio([worst], STAR, rival, "tokens_per_s")
+        bars.add(
+            f"tokens/s / best of all ({rival})",
+            f"worst of all: {worst}",
+            "≥ 0.98",
+            f"{value:.3g} (*/ {factor:.3g})",
+            value >= 0.98,
+        )
+    hosted = [name for name in data.names if "nohost" not in name]
+    if bars.can_be("hit rate / sticky", [] if hosted else ["any with a host tier"], [STAR, "sticky"]):
+        worst = min(hosted, key=lambda n: data.ratio([n], STAR, "sticky", "hit_total")[0])
+        value, _ = data.ratio([worst], STAR, "sticky", "hit_total")
+        bars.add("hit rate / sticky", f"worst of all: {worst}", "≥ 0.975", f"{value:.3g}", value >= 0.975)
+    figure = "inflight_max_over_mean"
+    judge(f"in flight, fullest over mean / {hrw}", "N50x250", 0.75, hrw, figure, whole=False)
+    if bars.can_be("resident sessions sent to a new replica", ["scaleout"], [STAR]):
+        lost = sum(data.values("scaleout", STAR, "kv_lost_moves_to_new"))
+        resident = sum(data.values("scaleout", STAR, "resident_sessions"))
+        bars.add("resident sessions sent to a new replica", "scaleout", "0", f"{lost:g} of {resident:g}", lost == 0)
+    if bars.can_be("turns of main threads that moved", ["r80"], [STAR]):
+        moved = data.mean("r80", STAR, "moved_share")
+        bars.add("turns of main threads that moved", "r80", "≤ 0.04", f"{moved:.3g}", moved <= 0.04)
+    judge("p99 of four routers / one", "routers4", 1.4, STAR, key, whole=False, base_name="r80")
+    judge("p99 of four that share nothing / four with rendezvous", "routers4-alone", 0.6, hrw, key, whole=False)
     return bars.lines
 
 
 def recorded_bars(data: Runs) -> list[str]:
     """p99 at most 0.75 of sticky's and SGLang's default's, and 1.05 of every policy's that sees residency and load;
     excess mean at most 0.75 of all: over all scenarios, and how many of them meet it one by one."""
-    bars = Bars()
+    bars = Bars(data)
     key = "ttft_p99_s"
 
     def judge(what: str, rivals: Sequence[str], figure: str, bound: float) -> None:
         for rival in rivals:
+            if not bars.can_be(f"{what} / {rival}", [], [STAR, rival]):
+                continue
             each = [data.ratio([name], STAR, rival, figure)[0] for name in data.names]
             where = f"all; {sum(value <= bound for value in each)} of {len(each)} one by one"
             bars.at_most(f"{what} / {rival}", where, bound, data.ratio(data.names, STAR, rival, figure))
 
     judge("p99", ("sticky", "prefix_aware"), key, 0.75)
-    judge("p99", [label for label in data.labels if label.partition(":")[0] in INFORMED], key, 1.05)
+    informed = [label for label in data.labels if label.partition(":")[0] in INFORMED]
+    judge("p99", list(dict.fromkeys((*informed, *INFORMED))), key, 1.05)
     judge("excess mean", [label for label in data.labels if label != STAR], "excess_mean_s", 0.75)
     return bars.lines
 
@@ -273,7 +291,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("tune", "synthetic", "recorded"))
     parser.add_argument("--seeds", default="81..88", help="first..last")
-    parser.add_argument("--policies", default=",".join(POLICIES), help="separated by commas; ours must be among them")
+    parser.add_argument("--policies", default=",".join(POLICIES), help="separated by commas, with ours for a page")
     parser.add_argument("--scenarios", default="", help="separated by commas, instead of all")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--output", type=Path, help="file that gets every run as a JSON line")
@@ -295,6 +313,9 @@ def main() -> None:
                 with given.output.open("a") as file:
                     file.write(json.dumps(row) + "\n")
     data = Runs(rows)
+    if STAR not in data.labels:
+        print(f"No page: {STAR}, with which all others are compared, was not run.")
+        return
     for line in tables(data):
         print(line)
     print()
