@@ -23,10 +23,19 @@ class Served:
     """One turn's request, as its client and the fleet saw it. Times in seconds; None until it happened."""
 
     def __init__(
-        self, name: str, arrived: float, main: bool, ideal_s: float, prompt_tokens: int, output_tokens: int
+        self,
+        name: str,
+        arrived: float,
+        main: bool,
+        ideal_s: float,
+        prompt_tokens: int,
+        output_tokens: int,
+        session: bytes | None = None,
     ) -> None:
-        """`ideal_s` is the time to the first token on an idle replica that holds whatever was ever computed of it."""
+        """`ideal_s` is the time to the first token on an idle replica that holds whatever was ever computed of it;
+        `session` is the session's key, None where a conversation has none."""
         self.name = name
+        self.session = session if session is not None else name.rpartition("#")[0].encode()
         self.arrived = arrived
         self.main = main
         self.ideal_s = ideal_s
@@ -103,9 +112,9 @@ class Tally:
     """Seconds from the request until a replica was picked; of what was not let in, its age."""
     longest_s: float = 0.0
     """The longest of these in the whole run."""
-    sessions: dict[str, list[float]] = field(default_factory=dict)
-    """By session: when it asked first, when it was heard of last, the seconds of it that it waited to be let in, and
-    how many of its requests were."""
+    sessions: dict[bytes, list[float]] = field(default_factory=dict)
+    """By session's key: when it asked first, when it was heard of last, the seconds of it that it waited to be let in,
+    and how many of its requests were."""
     regret: Counter[str] = field(default_factory=Counter)
     """Tokens computed anew while another replica held them, by reason of the choice."""
 
@@ -148,7 +157,7 @@ class Tally:
             end = min(end, until) if until is not None else end
         if end <= start:
             return
-        session = self.sessions.setdefault(s.name.split("#")[0].split(".")[0], [start, end, 0.0, 0.0])
+        session = self.sessions.setdefault(s.session, [start, end, 0.0, 0.0])
         session[0], session[1] = min(session[0], start), max(session[1], end)
         session[2] += max(0.0, min(s.placed if s.placed is not None else end, end) - start)
         session[3] += s.placed is not None

@@ -227,6 +227,7 @@ class World:
             self.fleet.hardware.prefill.seconds(prompt - known, known),
             prompt,
             turn.output_tokens,
+            conversation.key,
         )
         self.measure.begin(served)
         thread.turns += 1

@@ -509,6 +509,27 @@ def test_a_simulated_fleet_serves_a_trace() -> None:
     assert float(str(kept["hit_total"])) > float(str(served("round_robin")["hit_total"]))
 
 
+def played_at_once(trace: Trace) -> Measure:
+    """All its sessions by one replica, to their ends."""
+    workload = TraceWorkload(trace, 256, 1)
+    kimi = machine.find_machine("kimi-int4-tp4-bf16")
+    fleet = Fleet((Group(1, kimi.hardware, Limits(kimi.kv_tokens, 256)),))
+    sessions = ((0.0, workload.session(number, initial=False)) for number in range(len(workload.sessions)))
+    world = World("random", {}, fleet, sessions, workload.random("reports"), Measure(0.0, 20_000.0))
+    world.run(20_000.0)
+    assert world.live == 0
+    return world.measure
+
+
+def test_sessions_are_told_apart_by_their_keys_whatever_they_are_called(tmp_path: Path) -> None:
+    dotted = tmp_path / "requests.jsonl"
+    row = {"timestamp": 1, "input": "a" * 999, "output": "b"}
+    dotted.write_text("".join(json.dumps({**row, "session_id": f"run#1.{number}"}) + "\n" for number in range(3)))
+    assert len(played_at_once(traces.load(dotted)).tally().sessions) == 3
+    with_sub_agents = load("claude_code.jsonl")
+    assert len(played_at_once(with_sub_agents).tally().sessions) == len(with_sub_agents.sessions)
+
+
 # Whole traces, where they are
 
 
