@@ -187,9 +187,10 @@ def _axis(text: str) -> tuple[str, list[object]]:
     key, equals, values = text.partition("=")
     if not equals or not key or not all(values.split(",")):
         raise ValueError(f"--vary {text!r}: write KEY=VALUE,VALUE, as in load=0.3,0.6,0.8")
-    if len(set(values.split(","))) < len(values.split(",")):
+    found = [scenario_file.value(value) for value in values.split(",")]
+    if len(set(map(repr, found))) < len(found):
         raise ValueError(f"--vary {text!r}: a value is given twice: leave one out")
-    return key, [scenario_file.value(value) for value in values.split(",")]
+    return key, found
 
 
 def seeds(text: str) -> list[int]:

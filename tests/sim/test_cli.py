@@ -159,6 +159,7 @@ FAULTS = [
     (["sweep", "r80", "--vary", "load"], "--vary 'load': write KEY=VALUE,VALUE"),
     (["sweep", "r80", "--vary", "load=1,"], "--vary 'load=1,': write KEY=VALUE,VALUE"),
     (["sweep", "r80", "--vary", "load=1,1"], "--vary 'load=1,1': a value is given twice: leave one out"),
+    (["sweep", "r80", "--vary", "load=0.3,0.30"], "--vary 'load=0.3,0.30': a value is given twice: leave one out"),
     (["sweep", "r80", "--vary", "load=1", "--vary", "load=2"], "--vary load: a key is given twice: leave one out"),
     (["sweep", "r80", "--vary", "load=1", "--set", "load=2"], "--vary load: a key is given twice: leave one out"),
     (["replay", "gone.jsonl"], "gone.jsonl: cannot be read"),
