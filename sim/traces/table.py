@@ -60,7 +60,9 @@ def load(path: Path) -> Trace:
 def _seconds(row: Row, key: str) -> float:
     """A number of seconds, or a date and time, of UTC unless it says otherwise."""
     given = str(row.get(key))
-    if not given.strip().isdecimal():  # BurstGPT's 10400101 is no day of the year 1040
+    try:
+        float(given)  # BurstGPT's 10400101.12 is no noon of the year 1040
+    except ValueError:
         with suppress(ValueError):
             time = datetime.fromisoformat(given)
             return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()

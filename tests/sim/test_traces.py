@@ -339,6 +339,7 @@ def test_a_table_whose_field_has_no_end_is_refused(tmp_path: Path) -> None:
         (("2024-05-10 00:00:00+00:00", "2024-05-10 02:00:01.5+02:00"), 1.5),
         (("2024-05-10 00:00:00", "2024-05-10 00:00:01.5+00:00"), 1.5),
         (("10400101", "10400103"), 2.0),  # seconds, and no days of the year 1040
+        (("10400101.12", "10400103.62"), 2.5),
     ],
 )
 def test_times_of_a_table_are_what_they_say(times: tuple[str, str], apart: float, tmp_path: Path) -> None:
