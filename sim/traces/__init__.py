@@ -37,7 +37,7 @@ def load(path: Path, format: str | None = None) -> Trace:
 
 def _recognised(path: Path) -> ModuleType:
     with opened(path) as text:
-        beginning = text.read(1).strip()
+        beginning = next((line.lstrip()[0] for line in text if line.strip()), "")
     first = next(rows(path) if beginning in ("{", "[", "") else table.table_rows(path), None)
     if first is None:
         raise ValueError(

@@ -30,6 +30,8 @@ def table_rows(path: Path) -> Iterator[Row]:
     with opened(path) as text:
         reader = csv.DictReader(text)
         try:
+            while reader.fieldnames is not None and not reader.fieldnames:
+                reader.fieldnames = None  # an empty line above the head
             for values in reader:
                 yield Row(path, reader.line_num, {str(key): value for key, value in values.items()})
         except csv.Error as error:

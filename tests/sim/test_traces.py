@@ -326,6 +326,13 @@ def test_a_byte_order_mark_and_other_line_ends_are_passed_over(name: str, tmp_pa
         assert traces.load(path) == load(name)
 
 
+@pytest.mark.parametrize("name", ["mooncake.jsonl", "azure.csv"])
+def test_empty_lines_are_passed_over(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("\n\n" + (DATA / name).read_text().replace("\n", "\n\n"))
+    assert traces.load(path) == load(name)
+
+
 def test_a_table_whose_field_has_no_end_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n0,{'9' * 200_000},1\n")
