@@ -38,7 +38,8 @@ class _Asked:
     ended: float = 0.0
     prompt_tokens: int = 0
     """As reported; 0 when it was not."""
-    output_tokens: int = 0
+    output_tokens: int | None = None
+    """As reported; None when it was not."""
 
 
 def recognises(first: Row) -> bool:
@@ -50,7 +51,7 @@ def load(path: Path) -> Trace:
     asked = [each for each in _asked(path) if each.estimate or each.prompt_tokens]
     known = [each for each in asked if each.prompt_tokens and each.estimate]
     ratio = sum(each.prompt_tokens for each in known) / sum(each.estimate for each in known) if known else 1.0
-    output = int(median([each.output_tokens for each in asked if each.output_tokens] or [1]))
+    output = int(median([each.output_tokens for each in asked if each.output_tokens is not None] or [1]))
     block = max(1, round(BLOCK_TOKENS * ratio))
     hashed = any(each.blocks for each in asked)
     names, grower = Names(), Grower(block, 1)
@@ -73,7 +74,8 @@ def load(path: Path) -> Trace:
             before = steps[-1].prompt_tokens if steps else 0
             blocks = names.of(each.blocks) if hashed else grower.grow(blocks, before if before <= prompt else 0, prompt)
             gap = max(0.0, each.at - ended)
-            steps.append(Step(prompt, each.output_tokens or output, gap, each.at - first, blocks, fingerprint))
+            answer = max(1, output if each.output_tokens is None else each.output_tokens)
+            steps.append(Step(prompt, answer, gap, each.at - first, blocks, fingerprint))
             ended = max(ended, each.ended)
         name = f"{key}/{fingerprint:x}" if fingerprint else key
         sessions.append(Session(name, tuple(steps), key, thread[0].parent))
@@ -123,7 +125,7 @@ def _asked(path: Path) -> list[_Asked]:
         elif call == "finish" and (each := leases.pop(row.count("lease"), None)) is not None:
             each.ended = row.number("at") + epoch
             each.prompt_tokens = journal.optional(row, "prompt_tokens") or 0
-            each.output_tokens = journal.optional(row, "completion_tokens") or 0
+            each.output_tokens = journal.optional(row, "completion_tokens")
             if row.text("cause") == "upstream":
                 failed[each.key, each.estimate] = each
     return found

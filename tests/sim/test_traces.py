@@ -253,6 +253,18 @@ def test_turns_whose_fingerprint_nobody_needed_go_on_with_the_conversation_that_
     ]
 
 
+def test_an_answer_of_no_tokens_is_short_and_one_that_nobody_counted_is_like_the_others(tmp_path: Path) -> None:
+    async def run() -> None:
+        with journaled(tmp_path / "j", registry.make("random")) as (balancer, _):
+            balancer.join(Replica("a"), 0.0)
+            for number, told in enumerate([300, 300, 0, None]):
+                lease = balancer.acquire(Request(bytes([number]) * 16, None, 0, 1024), float(number))
+                lease.finish(OUTCOMES[Cause.DONE, Phase.BODY], Usage(1024, None, told), number + 0.5)
+
+    asyncio.run(run())
+    assert [step.output_tokens for step in steps(traces.load(tmp_path / "j"))] == [300, 300, 1, 300]
+
+
 # Detection and errors
 
 
