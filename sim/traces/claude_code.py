@@ -29,13 +29,17 @@ def load(path: Path) -> Trace:
     """Raises ValueError naming file, line, key, value and remedy."""
     grower = Grower(BLOCK_TOKENS, _SESSION)
     sessions = []
+    ids: set[str] = set()
     for number, row in enumerate(rows(path), 1):
         if "turns" in row.values:
             session = _reduced(row, str(number), grower)
         elif "duplicate_of" in row.values:
             continue
+        elif (name := row.text("id")) in ids:
+            raise row.error("id", name, "a line before has it, too: leave one out, or give it another")
         else:
-            session = _full(row, row.text("id"), number * _SESSION)
+            ids.add(name)
+            session = _full(row, name, number * _SESSION)
         if session.steps:
             sessions.append(session)
     return Trace(NAME, BLOCK_TOKENS, tuple(sessions))

@@ -312,6 +312,13 @@ def test_what_is_no_trace_is_refused(text: str, format: str | None, words: str, 
         traces.load(path, format)
 
 
+def test_two_sessions_of_one_id_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text((DATA / "claude_code.jsonl").read_text() * 2)
+    with pytest.raises(ValueError, match="a, line 3: id is 'trace_0010': a line before has it, too: leave one out"):
+        traces.load(path)
+
+
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a"
     packed = gzip.compress((DATA / "mooncake.jsonl").read_bytes())
