@@ -11,7 +11,7 @@ from math import gcd
 from pathlib import Path
 
 from sim.lines import Row, rows
-from sim.traces.trace import Names, Session, Step, Trace
+from sim.traces.trace import Names, Session, Step, Trace, runs
 
 NAME = "mooncake"
 BLOCK_TOKENS = 512
@@ -35,8 +35,8 @@ def load(path: Path) -> Trace:
         ids = row.items("hash_ids")
         if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in ids):
             raise row.error("hash_ids", ids, "write whole numbers, 0 or more")
-        blocks = [each for each in ids if isinstance(each, int)]
-        step = Step(row.count("input_length", 1), max(1, row.count("output_length")), blocks=names.of(blocks))
+        blocks = names.each(each for each in ids if isinstance(each, int))
+        step = Step(row.count("input_length", 1), max(1, row.count("output_length")), blocks=runs(blocks))
         found.append((row.number("timestamp"), step, blocks[: step.prompt_tokens // BLOCK_TOKENS]))
     found.sort(key=lambda each: each[0])
     first = found[0][0] if found else 0.0

@@ -95,14 +95,23 @@ def length(blocks: Sequence[range]) -> int:
 
 
 class Names:
-    """Small names for the long hashes of blocks, in order of their coming."""
+    """Small names for the long hashes of blocks, in order of their coming. They are chained, whether the hashes are or
+    not: a block that comes behind others is another one."""
 
     def __init__(self) -> None:
-        self._known: dict[int, int] = {}
+        self._known: dict[tuple[int, int], int] = {}
 
     def of(self, hashes: Iterable[int]) -> Runs:
-        known = self._known
-        return runs([known.setdefault(each, len(known)) for each in hashes])
+        return runs(self.each(hashes))
+
+    def each(self, hashes: Iterable[int]) -> list[int]:
+        """The same one by one."""
+        known, last = self._known, -1
+        names = []
+        for each in hashes:
+            last = known.setdefault((last, each), len(known))
+            names.append(last)
+        return names
 
 
 class Grower:

@@ -108,6 +108,22 @@ def test_mooncakes_requests_are_threaded_by_their_prefix() -> None:
     assert [step.gap_s for step in longest.steps] == [0.0, 81.0, 246.0]
 
 
+def test_hashes_of_single_blocks_are_chained(tmp_path: Path) -> None:
+    """Some write them so: the same block behind other ones is another, and never found."""
+    path = tmp_path / "a"
+    asked = [(1, 2, 3), (2, 3, 4), (2, 2, 2), (1, 2, 3, 4)]
+    path.write_text(
+        "".join(
+            json.dumps({"timestamp": 9_000 * n, "input_length": 512 * len(ids), "output_length": 9, "hash_ids": ids})
+            + "\n"
+            for n, ids in enumerate(asked)
+        )
+    )
+    trace = traces.load(path)
+    assert [len(session.steps) for session in trace.sessions] == [2, 1, 1]
+    assert played_at_once(trace).tally().cached_tokens == 3 * 512
+
+
 def test_of_two_that_continue_one_request_the_second_is_a_fork(tmp_path: Path) -> None:
     path = tmp_path / "fork.jsonl"
     rows = [(0, 1100, [7, 8, 9]), (10, 1600, [7, 8, 20]), (20, 1700, [7, 8, 30, 31]), (30, 2100, [7, 8, 20, 40, 41])]
